@@ -1,0 +1,2 @@
+//! Placeholder until the first commit.
+fn main() {}

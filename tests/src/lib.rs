@@ -1,0 +1,1 @@
+//! The shared harness of the end-to-end tests.
