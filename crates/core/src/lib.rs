@@ -13,13 +13,19 @@
 //! - [`adapter`]: adapter versions.
 //! - [`train`]: what a training run is given, and what it reports.
 //! - [`worker`]: the JSON-lines protocol between the daemon and its workers.
+//! - [`advantage`]: advantage estimation on slices.
+//! - [`loss`]: losses and their gradients on slices.
+//! - [`glossary`]: every training metric in words.
 //! - [`code`]: the error codes that cross the edge.
 
 pub mod adapter;
+pub mod advantage;
 pub mod chat;
 pub mod code;
 pub mod generate;
+pub mod glossary;
 pub mod id;
+pub mod loss;
 pub mod reward;
 pub mod step;
 pub mod train;
