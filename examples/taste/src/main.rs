@@ -1,0 +1,217 @@
+//! A simulated user with a preference, who rates answers until the model shares it.
+//!
+//! Uses only Spotter's public HTTP interface: `/v1/chat/completions`,
+//! `/v1/feedback` and `/api/v1/training/runs`. The person asks everyday questions,
+//! gives 👍 to an answer that satisfies their rule and 👎 to one that does not. Where
+//! nothing in a round satisfies it and the rule says what the person would have
+//! liked to read, they type that as a correction. Satisfaction is measured on
+//! held-out questions before and after.
+
+mod client;
+mod rule;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+
+use client::{Answer, Client};
+use rule::Rule;
+
+/// Ratings between two training runs.
+const ROUND: usize = 12;
+/// Sampling temperature of rated answers: enough variety to find what is liked.
+const EXPLORE: f32 = 1.0;
+/// Sampling temperature of measured answers: what a person would see.
+const MEASURE: f32 = 0.7;
+
+/// Teaches a running Spotter a preference and measures how well it took.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// Address of the running `spotter serve`.
+    #[arg(long, default_value = "http://127.0.0.1:8100")]
+    url: String,
+    /// Its bearer token.
+    #[arg(long, env = "SPOTTER_TOKEN", hide_env_values = true)]
+    token: String,
+    /// A preference that ships with the example.
+    #[arg(long, required_unless_present = "rule", conflicts_with = "rule")]
+    preference: Option<String>,
+    /// A rule file (JSON; see the README beside this example).
+    #[arg(long)]
+    rule: Option<PathBuf>,
+    /// Most answers to rate.
+    #[arg(long, default_value_t = 36)]
+    budget: usize,
+    /// Seed of the questions' order and of sampling.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Print only the report, as one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Deserialize)]
+struct Prompts {
+    training: Vec<String>,
+    held_out: Vec<String>,
+}
+
+/// The last line of the output.
+#[derive(Debug, Serialize)]
+struct Report {
+    preference: String,
+    satisfaction_before: f64,
+    satisfaction_after: f64,
+    rated: usize,
+    corrections: usize,
+    updates: usize,
+    rejected: usize,
+    probe_before: Option<f64>,
+    probe_after: Option<f64>,
+    entropy_before: Option<f64>,
+    entropy_after: Option<f64>,
+    words_before: f64,
+    words_after: f64,
+    seconds: f64,
+}
+
+/// Share of held-out questions answered to the person's liking, and mean words.
+async fn satisfaction(
+    client: &Client,
+    rule: &Rule,
+    prompts: &[String],
+    seed: u64,
+) -> Result<(f64, f64)> {
+    let (mut liked, mut words) = (0, 0);
+    for (i, prompt) in prompts.iter().enumerate() {
+        let answer = client
+            .ask(prompt, MEASURE, seed.wrapping_add(i as u64))
+            .await?;
+        liked += usize::from(rule.satisfied_by(&answer.text));
+        words += answer.text.split_whitespace().count();
+    }
+    let n = prompts.len() as f64;
+    Ok((liked as f64 / n, words as f64 / n))
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let rule = match (&arguments.preference, &arguments.rule) {
+        (Some(name), _) => Rule::built_in(name)?,
+        (None, Some(path)) => Rule::parse(
+            &std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read {}", path.display()))?,
+        )?,
+        (None, None) => unreachable!("clap requires one of the two"),
+    };
+    let prompts: Prompts = serde_json::from_str(include_str!("../prompts.json"))?;
+    let say = |line: String| {
+        if !arguments.json {
+            println!("{line}");
+        }
+    };
+    let client = Client::new(&arguments.url, &arguments.token);
+    let started = Instant::now();
+    // Held-out answers use seeds that no rated answer uses.
+    let held_out_seed = arguments.seed.wrapping_mul(1_000_003).wrapping_add(1 << 40);
+
+    let (before, words_before) =
+        satisfaction(&client, &rule, &prompts.held_out, held_out_seed).await?;
+    say(format!(
+        "'{}' before: {:.0} % of held-out answers",
+        rule.name,
+        before * 100.0
+    ));
+
+    let mut order: Vec<&String> = prompts.training.iter().collect();
+    order.shuffle(&mut ChaCha8Rng::seed_from_u64(arguments.seed));
+    let mut questions = order.iter().cycle();
+    let mut report = Report {
+        preference: rule.name.clone(),
+        satisfaction_before: before,
+        satisfaction_after: before,
+        rated: 0,
+        corrections: 0,
+        updates: 0,
+        rejected: 0,
+        probe_before: None,
+        probe_after: None,
+        entropy_before: None,
+        entropy_after: None,
+        words_before,
+        words_after: words_before,
+        seconds: 0.0,
+    };
+
+    while report.rated < arguments.budget {
+        let size = ROUND.min(arguments.budget - report.rated);
+        let mut round: Vec<(Answer, bool)> = Vec::with_capacity(size);
+        for i in 0..size {
+            let question = questions.next().context("there are no questions")?;
+            let seed = arguments
+                .seed
+                .wrapping_mul(10_007)
+                .wrapping_add((report.rated + i) as u64);
+            let answer = client.ask(question, EXPLORE, seed).await?;
+            let liked = rule.satisfied_by(&answer.text);
+            round.push((answer, liked));
+        }
+        let liked = round.iter().filter(|(_, liked)| *liked).count();
+        for (answer, good) in &round {
+            let correction = if liked == 0 {
+                rule.correct(&answer.text)
+            } else {
+                None
+            };
+            report.corrections += usize::from(correction.is_some());
+            client
+                .rate(&answer.id, *good, correction.as_deref())
+                .await?;
+        }
+        report.rated += size;
+        say(format!("rated {size} answers, {liked} liked; training"));
+        match client.train().await {
+            Ok(run) => {
+                let evaluation = &run["verdict"]["evaluation"];
+                let number = |name: &str| evaluation[name].as_f64();
+                report.probe_before = report.probe_before.or_else(|| number("probe_base"));
+                report.entropy_before = report.entropy_before.or_else(|| number("entropy_before"));
+                if run["state"] == "promoted" {
+                    report.updates += 1;
+                    report.probe_after = number("probe_after");
+                    report.entropy_after = number("entropy_after");
+                    say(format!("run {} went live as {}", run["id"], run["version"]));
+                } else {
+                    report.rejected += 1;
+                    say(format!(
+                        "run {} ended {}: {}",
+                        run["id"], run["state"], run["verdict"]["reasons"]
+                    ));
+                }
+            }
+            // Too few labels left for another lesson is an end, not a failure.
+            Err(error) => say(format!("no run: {error}")),
+        }
+    }
+
+    let (after, words_after) =
+        satisfaction(&client, &rule, &prompts.held_out, held_out_seed).await?;
+    report.satisfaction_after = after;
+    report.words_after = words_after;
+    report.seconds = started.elapsed().as_secs_f64();
+    say(format!(
+        "'{}' after: {:.0} % of held-out answers",
+        rule.name,
+        after * 100.0
+    ));
+    println!("{}", serde_json::to_string(&report)?);
+    Ok(())
+}
