@@ -107,6 +107,16 @@ pub struct AdapterFiles {
     pub dir: PathBuf,
 }
 
+impl AdapterFiles {
+    /// Where the critic and optimiser state of this adapter is kept: a directory
+    /// beside the adapter's, never inside it, because the adapter's is exported.
+    pub fn state_dir(&self) -> PathBuf {
+        let mut name = self.dir.file_name().unwrap_or_default().to_owned();
+        name.push(".state");
+        self.dir.with_file_name(name)
+    }
+}
+
 /// A training run, complete: nothing else is read but the model and the parent adapter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainRequest {
@@ -120,12 +130,18 @@ pub struct TrainRequest {
     pub version: AdapterVersion,
     /// The adapter to start from; `None` starts a fresh one on the base.
     pub parent: Option<AdapterFiles>,
-    /// Directory of optimiser and critic state of the parent, if kept.
+    /// Directory of optimiser and critic state of the parent, if kept
+    /// ([`AdapterFiles::state_dir`]).
     pub parent_state: Option<PathBuf>,
     /// The version live when the batch was claimed (for staleness).
     pub live: AdapterVersion,
     /// The batch.
     pub steps: Vec<TrainStep>,
+    /// Rated steps that earlier runs learned from, newest first, offered again so that
+    /// they are not forgotten: above all liked answers and corrections. Some 64 are plenty.
+    /// A forgotten step must not be here.
+    #[serde(default)]
+    pub replay: Vec<TrainStep>,
     /// Rated steps kept out of training, for the gate.
     pub held_out: Vec<TrainStep>,
     /// The dial.

@@ -234,6 +234,13 @@ fn trajectory_outcomes(steps: &[TrainStep]) -> HashMap<&str, (f64, f64)> {
         .collect()
 }
 
+/// Whether most of the policy's steps belong to prompts with several trajectories.
+pub fn has_groups(steps: &[TrainStep], policy: &[PolicyItem]) -> bool {
+    let sizes = group_sizes(steps, policy);
+    let grouped = policy.iter().filter(|item| sizes[&steps[item.step].prompt_uid] >= 2);
+    grouped.count() * 2 > policy.len()
+}
+
 /// Number of trajectories of each prompt.
 fn group_sizes(steps: &[TrainStep], policy: &[PolicyItem]) -> HashMap<String, usize> {
     let mut members: HashMap<String, Vec<&str>> = HashMap::new();
@@ -400,6 +407,7 @@ pub(crate) mod tests {
             parent_state: None,
             live: AdapterVersion::BASE,
             steps,
+            replay: vec![],
             held_out: vec![],
             dial: Dial::Normal,
             estimator,
