@@ -1,1 +1,36 @@
-//! Placeholder until the crate's first commit.
+//! One differentiable transformer for serving and training, with model and adapter files.
+//!
+//! # Layout
+//! - [`config`], [`weights`]: an architecture's numbers; weights as they lie in a file.
+//! - [`transformer`]: [`Model`], the ragged batch with its prefix forest, gradients.
+//! - [`linear`], `ops`, `attention`: operations with their backward.
+//! - [`kv`]: paged keys and values.
+//! - [`lora`], [`adapter_file`]: adapters in memory and on disk.
+//! - [`gguf`], [`tokenizer`], [`template`], [`load`]: model files.
+//!
+//! The crate knows no HTTP, no database and no scheduling.
+
+pub mod adapter_file;
+mod attention;
+pub mod config;
+mod dequantise;
+mod error;
+pub mod gguf;
+pub mod kv;
+pub mod linear;
+pub mod load;
+pub mod lora;
+mod ops;
+pub mod template;
+pub mod tokenizer;
+pub mod transformer;
+pub mod weights;
+
+pub use error::{ModelError, Result};
+pub use kv::KvPool;
+pub use load::LoadedModel;
+pub use lora::{LoraAdapter, LoraConfig, Target};
+pub use ops::LogProbs;
+pub use template::ChatTemplate;
+pub use tokenizer::Tokenizer;
+pub use transformer::{Batch, CacheSlots, Gradients, LoadOptions, Model, Segment};
