@@ -1,1 +1,5 @@
-fn main() { tauri_build::build(); }
+//! Embeds the configuration, the capabilities and the icons.
+
+fn main() {
+    tauri_build::build();
+}

@@ -2,7 +2,10 @@ import { describe, expect, it } from 'vitest';
 import { diff, tokenize } from '../../src/lib/text/diff';
 
 const apply = (parts: ReturnType<typeof diff>, drop: 'added' | 'removed') =>
-  parts.filter((part) => part.kind !== drop).map((part) => part.text).join('');
+  parts
+    .filter((part) => part.kind !== drop)
+    .map((part) => part.text)
+    .join('');
 
 describe('diff', () => {
   it('rebuilds both texts from its parts', () => {

@@ -29,7 +29,20 @@ describe('downsample', () => {
   });
 
   it('drops values that are no numbers instead of drawing them', () => {
-    expect(downsample([[0, 1], [1, Number.NaN], [2, Number.POSITIVE_INFINITY], [3, 2]], 10)).toEqual([[0, 1], [3, 2]]);
+    expect(
+      downsample(
+        [
+          [0, 1],
+          [1, Number.NaN],
+          [2, Number.POSITIVE_INFINITY],
+          [3, 2],
+        ],
+        10,
+      ),
+    ).toEqual([
+      [0, 1],
+      [3, 2],
+    ]);
   });
 });
 

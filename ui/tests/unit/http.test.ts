@@ -21,7 +21,11 @@ afterAll(() => {
   server.close();
 });
 
-const refusal = (work: Promise<unknown>) => work.then(() => null, (cause: unknown) => cause as ApiError);
+const refusal = (work: Promise<unknown>) =>
+  work.then(
+    () => null,
+    (cause: unknown) => cause as ApiError,
+  );
 
 describe('the API client', () => {
   it('sends the token and reads the status', async () => {
@@ -46,13 +50,21 @@ describe('the API client', () => {
     const { items } = await backend.steps({ unrated: true, limit: 1 });
     const { uid } = items[0]!;
     await backend.rate(uid, { rating: 'down', reasons: ['too_long'], correction: 'Shorter.' });
-    expect(await backend.step(uid)).toMatchObject({ rating: 'down', reasons: ['too_long'], correction: 'Shorter.', in_next_lesson: true });
+    expect(await backend.step(uid)).toMatchObject({
+      rating: 'down',
+      reasons: ['too_long'],
+      correction: 'Shorter.',
+      in_next_lesson: true,
+    });
     await backend.rate(uid, { rating: null });
     expect((await backend.step(uid)).rating).toBeNull();
   });
 
   it('gives the code and the words of a refusal', async () => {
-    expect(await refusal(backend.step('nothing'))).toMatchObject({ code: 'not_found', status: 404 });
+    expect(await refusal(backend.step('nothing'))).toMatchObject({
+      code: 'not_found',
+      status: 404,
+    });
     expect(await refusal(backend.changeSetting('training.min_labels', 2))).toMatchObject({
       code: 'invalid_setting',
       message: 'Fresh ratings per lesson must be at least 8.',
@@ -81,10 +93,14 @@ describe('the API client', () => {
     const stop = new AbortController();
     const seen: ServerEvent[] = [];
     const following = backend
-      .events(stop.signal, () => undefined, (event) => {
-        seen.push(event);
-        if (event.type === 'rating') stop.abort();
-      })
+      .events(
+        stop.signal,
+        () => undefined,
+        (event) => {
+          seen.push(event);
+          if (event.type === 'rating') stop.abort();
+        },
+      )
       .catch(() => undefined);
     const { items } = await backend.steps({ limit: 1 });
     await backend.rate(items[0]!.uid, { rating: 'up' });

@@ -27,7 +27,9 @@ describe('hostile model text', () => {
   ];
   it.each(attacks)('is harmless: %s', (attack) => {
     const root = dom(attack);
-    expect(root.querySelector('script, img, svg, iframe, style, form, input, math, object')).toBeNull();
+    expect(
+      root.querySelector('script, img, svg, iframe, style, form, input, math, object'),
+    ).toBeNull();
     for (const element of root.querySelectorAll('*')) {
       for (const { name, value } of element.attributes) {
         expect(['href', 'rel', 'target', 'start', 'align']).toContain(name);

@@ -3,13 +3,19 @@ import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
 
 type Entry = string | { match: Record<string, string> }[];
-const read = (locale: string) => JSON.parse(readFileSync(`messages/${locale}.json`, 'utf8')) as Record<string, Entry>;
+const read = (locale: string) =>
+  JSON.parse(readFileSync(`messages/${locale}.json`, 'utf8')) as Record<string, Entry>;
 
 const en = read('en');
 const zh = read('zh-CN');
-const keys = (messages: Record<string, Entry>) => Object.keys(messages).filter((key) => key !== '$schema');
-const texts = (entry: Entry) => (typeof entry === 'string' ? [entry] : entry.flatMap(({ match }) => Object.values(match)));
-const inputs = (entry: Entry) => new Set(texts(entry).flatMap((text) => [...text.matchAll(/\{(\w+)\}/g)].map((found) => found[1])));
+const keys = (messages: Record<string, Entry>) =>
+  Object.keys(messages).filter((key) => key !== '$schema');
+const texts = (entry: Entry) =>
+  typeof entry === 'string' ? [entry] : entry.flatMap(({ match }) => Object.values(match));
+const inputs = (entry: Entry) =>
+  new Set(
+    texts(entry).flatMap((text) => [...text.matchAll(/\{(\w+)\}/g)].map((found) => found[1])),
+  );
 
 function sources(directory: string): string[] {
   return readdirSync(directory, { withFileTypes: true }).flatMap((item) => {
@@ -25,17 +31,23 @@ describe('messages', () => {
   });
 
   it('take the same inputs in both languages', () => {
-    for (const key of keys(en)) expect([key, [...inputs(zh[key]!)].sort()]).toEqual([key, [...inputs(en[key]!)].sort()]);
+    for (const key of keys(en))
+      expect([key, [...inputs(zh[key]!)].sort()]).toEqual([key, [...inputs(en[key]!)].sort()]);
   });
 
   it('are neither empty nor left in English', () => {
     for (const key of keys(zh)) {
-      for (const text of texts(zh[key]!)) expect([key, /\p{Script=Han}|^[A-Z{]/u.test(text)]).toEqual([key, true]);
+      for (const text of texts(zh[key]!))
+        expect([key, /\p{Script=Han}|^[A-Z{]/u.test(text)]).toEqual([key, true]);
     }
   });
 
   it('are all used', () => {
-    const used = new Set(sources('src').flatMap((text) => [...text.matchAll(/\bm\.([a-z_0-9]+)/g)].map((found) => found[1])));
+    const used = new Set(
+      sources('src').flatMap((text) =>
+        [...text.matchAll(/\bm\.([a-z_0-9]+)/g)].map((found) => found[1]),
+      ),
+    );
     expect(keys(en).filter((key) => !used.has(key))).toEqual([]);
   });
 });

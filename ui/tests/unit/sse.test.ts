@@ -16,7 +16,8 @@ async function read(chunks: Uint8Array[]) {
   return out;
 }
 
-const TEXT = ': comment\r\nid: 7\r\nevent: step\r\ndata: {"a":"喵"}\r\n\r\ndata: one\ndata: two\n\ndata:bare\r\rdata: cut';
+const TEXT =
+  ': comment\r\nid: 7\r\nevent: step\r\ndata: {"a":"喵"}\r\n\r\ndata: one\ndata: two\n\ndata:bare\r\rdata: cut';
 
 describe('server-sent events', () => {
   it('reads ids, names, several data lines and every line end', async () => {

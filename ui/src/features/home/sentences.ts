@@ -4,18 +4,27 @@ import { m } from '$paraglide/messages.js';
 
 /** Is it working? One sentence, and the reason when it is not. */
 export function headline(status: Status): { title: string; lede?: string } {
-  if (status.disk.recording_stopped) return { title: m.home_disk_full(), lede: m.home_disk_full_lede() };
+  if (status.disk.recording_stopped)
+    return { title: m.home_disk_full(), lede: m.home_disk_full_lede() };
   switch (status.model.state) {
     case 'failed':
       return { title: m.home_model_failed(), lede: status.model.error ?? undefined };
     case 'loading':
-      return { title: m.home_model_loading(), lede: m.home_model_loading_lede({ name: status.model.name }) };
+      return {
+        title: m.home_model_loading(),
+        lede: m.home_model_loading_lede({ name: status.model.name }),
+      };
     case 'none':
       return { title: m.home_no_model(), lede: m.home_no_model_lede() };
   }
   if (!status.connect.first_request_at) return { title: m.home_ready(), lede: m.home_ready_lede() };
   if (!status.recording) return { title: m.home_paused(), lede: m.home_paused_lede() };
-  return { title: m.home_working(), lede: m.home_working_lede({ adapter: status.adapter.live === 'base' ? m.base_model_inline() : status.adapter.live }) };
+  return {
+    title: m.home_working(),
+    lede: m.home_working_lede({
+      adapter: status.adapter.live === 'base' ? m.base_model_inline() : status.adapter.live,
+    }),
+  };
 }
 
 /** What happens next? The daemon's reason in words of the reader's language where the state says it all. */
@@ -28,7 +37,9 @@ export function nextLesson(status: Status): string {
       return m.lesson_checking();
     case 'collecting': {
       const missing = training.needed_labels - training.fresh_labels;
-      return missing > 0 ? m.lesson_collecting({ count: missing, shown: count(missing) }) : training.reason;
+      return missing > 0
+        ? m.lesson_collecting({ count: missing, shown: count(missing) })
+        : training.reason;
     }
     case 'paused':
       return m.lesson_paused();

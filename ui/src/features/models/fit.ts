@@ -6,7 +6,10 @@ import { m } from '$paraglide/messages.js';
 export function recommended(models: Model[]): Model | undefined {
   const score = (model: Model) => {
     if (model.fits.serve === 'no') return -1;
-    return (model.fits.train === 'fits' ? 2 : model.fits.train === 'tight' ? 1 : 0) + (model.fits.serve === 'fits' ? 2 : 0);
+    return (
+      (model.fits.train === 'fits' ? 2 : model.fits.train === 'tight' ? 1 : 0) +
+      (model.fits.serve === 'fits' ? 2 : 0)
+    );
   };
   return models
     .filter((model) => score(model) >= 0)
@@ -17,7 +20,11 @@ export function recommended(models: Model[]): Model | undefined {
 export function hardwareSentence(hardware: Hardware): string {
   const ram = hardware.ram_bytes ? bytes(hardware.ram_bytes) : '–';
   return hardware.gpu
-    ? m.hardware_gpu({ name: hardware.gpu.name, free: bytes(hardware.gpu.free_bytes), total: bytes(hardware.gpu.total_bytes) })
+    ? m.hardware_gpu({
+        name: hardware.gpu.name,
+        free: bytes(hardware.gpu.free_bytes),
+        total: bytes(hardware.gpu.total_bytes),
+      })
     : m.hardware_cpu({ cores: String(hardware.cpu_cores ?? '–'), ram });
 }
 

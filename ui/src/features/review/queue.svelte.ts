@@ -110,7 +110,10 @@ export class ReviewQueue {
       });
     }
     // The daemon knows what the vote did; it says so on the step.
-    void backend.step(uid).then((step) => this.#put(step), () => undefined);
+    void backend.step(uid).then(
+      (step) => this.#put(step),
+      () => undefined,
+    );
     void live.refresh();
     return true;
   }
@@ -132,6 +135,8 @@ export class ReviewQueue {
 
   /** Restores the full text of an answer, which lists hold shortened. */
   #put(step: StepSummary): void {
-    this.items = this.items.map((known) => (known.uid === step.uid ? { ...known, ...step } : known));
+    this.items = this.items.map((known) =>
+      known.uid === step.uid ? { ...known, ...step } : known,
+    );
   }
 }

@@ -2,7 +2,8 @@ import type { Setting } from '$lib/api/types';
 import { m } from '$paraglide/messages.js';
 
 /** `gateway.port` belongs to the group `gateway`. */
-export const groupOf = (key: string) => (key.includes('.') ? key.slice(0, key.indexOf('.')) : 'general');
+export const groupOf = (key: string) =>
+  key.includes('.') ? key.slice(0, key.indexOf('.')) : 'general';
 
 const GROUPS: Record<string, () => string> = {
   gateway: m.group_gateway,

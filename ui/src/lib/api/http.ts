@@ -88,8 +88,7 @@ export class HttpBackend implements Backend {
   models = () => this.#get<Models>('/api/v1/models');
   pullModel = (name: string) => this.#send('POST', `/api/v1/models/${part(name)}/pull`, {});
   pauseModel = (name: string) => this.#send('POST', `/api/v1/models/${part(name)}/pause`, {});
-  activateModel = (name: string) =>
-    this.#send('POST', `/api/v1/models/${part(name)}/activate`, {});
+  activateModel = (name: string) => this.#send('POST', `/api/v1/models/${part(name)}/activate`, {});
   importModel = (path: string) => this.#send('POST', '/api/v1/models/import', { path });
   removeModel = (name: string) => this.#send('DELETE', `/api/v1/models/${part(name)}`);
 

@@ -124,14 +124,7 @@ export interface Verdict {
 }
 
 export type RunState =
-  | 'queued'
-  | 'training'
-  | 'checking'
-  | 'paused'
-  | 'done'
-  | 'failed'
-  | 'cancelled'
-  | string;
+  'queued' | 'training' | 'checking' | 'paused' | 'done' | 'failed' | 'cancelled' | string;
 
 export interface Run {
   id: string;
@@ -188,14 +181,7 @@ export interface Model {
   size_bytes: number;
   context_length: number;
   parameters: number;
-  state:
-    | 'available'
-    | 'downloading'
-    | 'paused'
-    | 'verifying'
-    | 'installed'
-    | 'failed'
-    | 'active';
+  state: 'available' | 'downloading' | 'paused' | 'verifying' | 'installed' | 'failed' | 'active';
   progress?: { done: number; total: number; bytes_per_s: number; eta_s?: number | null } | null;
   error?: string | null;
   fits: { serve: Fit; train: Fit; formula: string };
@@ -248,14 +234,7 @@ export interface RatingChange {
 }
 
 export type EventKind =
-  | 'status'
-  | 'step'
-  | 'rating'
-  | 'run'
-  | 'metric'
-  | 'adapter'
-  | 'download'
-  | 'alert';
+  'status' | 'step' | 'rating' | 'run' | 'metric' | 'adapter' | 'download' | 'alert';
 
 export interface ServerEvent {
   type: EventKind;

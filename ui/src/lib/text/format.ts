@@ -11,7 +11,8 @@ export function figure(value: number): string {
   if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6)) {
     return value.toExponential(1).replace('e-', 'e−').replace(/^-/, '−');
   }
-  const digits = Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : Math.abs(value) >= 1 ? 2 : 3;
+  const digits =
+    Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : Math.abs(value) >= 1 ? 2 : 3;
   return number(value, { maximumFractionDigits: digits }).replace(/^-/, '−');
 }
 
@@ -43,11 +44,15 @@ export function duration(seconds: number): string {
   if (s < 60) return unit(s, 'second');
   const minutes = Math.floor(s / 60);
   if (minutes < 60) {
-    return s % 60 ? `${unit(minutes, 'minute')} ${unit(s % 60, 'second')}` : unit(minutes, 'minute');
+    return s % 60
+      ? `${unit(minutes, 'minute')} ${unit(s % 60, 'second')}`
+      : unit(minutes, 'minute');
   }
   const hours = Math.floor(minutes / 60);
   if (hours < 48) {
-    return minutes % 60 ? `${unit(hours, 'hour')} ${unit(minutes % 60, 'minute')}` : unit(hours, 'hour');
+    return minutes % 60
+      ? `${unit(hours, 'hour')} ${unit(minutes % 60, 'minute')}`
+      : unit(hours, 'hour');
   }
   return unit(Math.round(hours / 24), 'day');
 }
