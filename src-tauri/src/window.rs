@@ -144,26 +144,30 @@ fn close_to_tray(app: &AppHandle) {
     }
     let words = words();
     let handle = app.clone();
-    app.dialog()
+    let mut question = app
+        .dialog()
         .message(words.close_body)
         .title(words.close_title)
         .kind(MessageDialogKind::Info)
         .buttons(MessageDialogButtons::OkCancelCustom(
             words.keep_running.to_owned(),
             words.quit.to_owned(),
-        ))
-        .show(move |keep| {
-            if let Some(marker) = marker {
-                let written = marker
-                    .parent()
-                    .map_or(Ok(()), std::fs::create_dir_all)
-                    .and_then(|()| std::fs::write(&marker, ""));
-                if let Err(error) = written {
-                    eprintln!("{} cannot be written: {error}", marker.display());
-                }
+        ));
+    if let Some(window) = app.get_webview_window(LABEL) {
+        question = question.parent(&window);
+    }
+    question.show(move |keep| {
+        if let Some(marker) = marker {
+            let written = marker
+                .parent()
+                .map_or(Ok(()), std::fs::create_dir_all)
+                .and_then(|()| std::fs::write(&marker, ""));
+            if let Err(error) = written {
+                eprintln!("{} cannot be written: {error}", marker.display());
             }
-            if keep { hide(&handle) } else { handle.exit(0) }
-        });
+        }
+        if keep { hide(&handle) } else { handle.exit(0) }
+    });
 }
 
 fn hide(app: &AppHandle) {

@@ -183,14 +183,14 @@ export function buildData({ bulk = 0 } = {}) {
   });
   const vote = (i, rating, more = {}) =>
     Object.assign(steps[i], { rating, reward: rating === 'up' ? 1 : -1, ...more });
-  vote(0, 'up', { used_in_run: '2', reasons: ['followed_instructions'] });
+  vote(0, 'up', { used_in_run: 2, reasons: ['followed_instructions'] });
   vote(3, 'down', {
-    used_in_run: '2',
+    used_in_run: 2,
     reasons: ['too_long'],
     correction: 'Renamed `load_conf` to `read_settings` in 7 files.',
   });
   vote(1, 'up', { in_next_lesson: true });
-  vote(2, 'up', { used_in_run: '2' });
+  vote(2, 'up', { used_in_run: 2 });
   steps.push({
     ...structuredClone(steps[4]),
     uid: '0199f2c4a1b2c3d4e5f6990000000001',

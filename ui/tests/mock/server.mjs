@@ -31,16 +31,27 @@ export function createMock({
   const verdict = (promoted, reasons, before, after) => ({
     promoted,
     reasons,
-    metrics: {
-      margin_live: before,
-      margin_candidate: after,
-      probe_live: 0.81,
-      probe_candidate: promoted ? 0.81 : 0.64,
-      entropy_ratio: promoted ? 0.97 : 0.58,
-      repetition: promoted ? 0.02 : 0.19,
-      kl: promoted ? 0.031 : 0.144,
+    evaluation: {
+      margin_before: before,
+      margin_after: after,
+      held_out: [6, 4],
+      probe_base: 2.41,
+      probe_before: 2.42,
+      probe_after: promoted ? 2.42 : 2.98,
+      entropy_before: 1.62,
+      entropy_after: promoted ? 1.57 : 0.91,
+      repetition_before: 0.02,
+      repetition_after: promoted ? 0.02 : 0.19,
+      kl_to_base: promoted ? 0.031 : 0.144,
     },
   });
+  const changes = {
+    liked_before: -1.21,
+    liked_after: -0.97,
+    disliked_before: -0.88,
+    disliked_after: -1.36,
+    items: [],
+  };
   const config = {
     learning_rate: 1e-5,
     kl_target: 0.02,
@@ -53,8 +64,8 @@ export function createMock({
     ? []
     : [
         {
-          id: '3',
-          state: 'done',
+          id: 3,
+          state: 'promoted',
           parent: 'v2',
           version: 'v3',
           started_at: now - 5 * hour,
@@ -62,6 +73,9 @@ export function createMock({
           progress: 1,
           eta_s: null,
           estimator: 'binary',
+          estimator_reason: 'There are too few ratings yet for the critic to help.',
+          grad_scope: 'full',
+          changes,
           dial: 'bold',
           config: { ...config, learning_rate: 5e-5 },
           steps_used: 17,
@@ -69,7 +83,7 @@ export function createMock({
           verdict: verdict(
             false,
             [
-              'The capability probe fell from 0.81 to 0.64.',
+              'The skills texts surprise it more: 2.98 nats per token against 2.42.',
               'Answers repeat themselves: 19 % of 4-grams, against 2 % before.',
             ],
             0.21,
@@ -78,8 +92,8 @@ export function createMock({
           error: null,
         },
         {
-          id: '2',
-          state: 'done',
+          id: 2,
+          state: 'promoted',
           parent: 'v1',
           version: 'v2',
           started_at: now - 26 * hour,
@@ -87,6 +101,9 @@ export function createMock({
           progress: 1,
           eta_s: null,
           estimator: 'binary',
+          estimator_reason: 'There are too few ratings yet for the critic to help.',
+          grad_scope: 'full',
+          changes,
           dial: 'normal',
           config,
           steps_used: 18,
@@ -95,8 +112,8 @@ export function createMock({
           error: null,
         },
         {
-          id: '1',
-          state: 'done',
+          id: 1,
+          state: 'promoted',
           parent: 'base',
           version: 'v1',
           started_at: now - 50 * hour,
@@ -104,6 +121,9 @@ export function createMock({
           progress: 1,
           eta_s: null,
           estimator: 'binary',
+          estimator_reason: 'There are too few ratings yet for the critic to help.',
+          grad_scope: 'full',
+          changes,
           dial: 'normal',
           config,
           steps_used: 16,
@@ -134,10 +154,10 @@ export function createMock({
           version: 'v3',
           parent: 'v2',
           state: 'rejected',
-          run_id: '3',
+          run_id: 3,
           created_at: now - 5 * hour + 184_000,
           steps_used: 17,
-          metrics: runs[0].verdict.metrics,
+          metrics: {},
           verdict: runs[0].verdict,
           approval: null,
           pinned: false,
@@ -147,10 +167,10 @@ export function createMock({
           version: 'v2',
           parent: 'v1',
           state: 'live',
-          run_id: '2',
+          run_id: 2,
           created_at: now - 26 * hour + 161_000,
           steps_used: 18,
-          metrics: runs[1].verdict.metrics,
+          metrics: {},
           verdict: runs[1].verdict,
           approval: { up: 31, down: 6 },
           pinned: true,
@@ -160,10 +180,10 @@ export function createMock({
           version: 'v1',
           parent: 'base',
           state: 'kept',
-          run_id: '1',
+          run_id: 1,
           created_at: now - 50 * hour + 149_000,
           steps_used: 16,
-          metrics: runs[2].verdict.metrics,
+          metrics: {},
           verdict: runs[2].verdict,
           approval: { up: 14, down: 9 },
           pinned: false,
@@ -315,7 +335,7 @@ export function createMock({
   };
 
   const startRun = () => {
-    const id = String(runs.length + 1);
+    const id = runs.length + 1;
     const version = `v${adapters.filter((a) => a.version !== 'base').length + 1}`;
     active = {
       id,
@@ -327,6 +347,9 @@ export function createMock({
       progress: 0,
       eta_s: runSeconds,
       estimator: 'binary',
+      estimator_reason: 'There are too few ratings yet for the critic to help.',
+      grad_scope: 'full',
+      changes,
       dial: 'normal',
       config,
       steps_used: fresh,
@@ -358,7 +381,7 @@ export function createMock({
       clearInterval(timer);
       const outcome = verdict(true, ['Held-out margin rose from 0.21 to 0.29.'], 0.21, 0.29);
       Object.assign(active, {
-        state: 'done',
+        state: 'promoted',
         ended_at: Date.now(),
         progress: 1,
         eta_s: null,
@@ -374,7 +397,7 @@ export function createMock({
         run_id: id,
         created_at: Date.now(),
         steps_used: active.steps_used,
-        metrics: outcome.metrics,
+        metrics: {},
         verdict: outcome,
         approval: { up: 0, down: 0 },
         pinned: false,
@@ -503,20 +526,20 @@ export function createMock({
           : fresh < 8
             ? [
                 409,
-                'too_few_labels',
+                'not_enough_labels',
                 `${8 - fresh} more ratings are needed before a lesson can start.`,
               ]
             : [202, { id: startRun() }],
     ],
     ['GET', '/api/v1/training/runs', () => ({ items: runs })],
-    ['GET', '/api/v1/training/runs/:id', ([id]) => runs.find((r) => r.id === id)],
+    ['GET', '/api/v1/training/runs/:id', ([id]) => runs.find((r) => String(r.id) === id)],
     ['GET', '/api/v1/training/runs/:id/metrics', ([id]) => metrics[id] && { series: metrics[id] }],
     [
       'POST',
       '/api/v1/training/runs/:id/cancel',
       ([id]) => {
-        const run = runs.find((r) => r.id === id);
-        if (run && active?.id === id) {
+        const run = runs.find((r) => String(r.id) === id);
+        if (run && String(active?.id) === id) {
           Object.assign(run, { state: 'cancelled', ended_at: Date.now() });
           active = null;
           trainingPaused = false;
@@ -656,9 +679,9 @@ export function createMock({
       (_, __, body) => {
         for (const [key, value] of Object.entries(body)) {
           const setting = settings.find((s) => s.key === key);
-          if (!setting) return [400, 'unknown_setting', `There is no setting ${key}.`];
+          if (!setting) return [400, 'invalid_request', `There is no setting ${key}.`];
           if (key === 'training.min_labels' && value < 8)
-            return [400, 'invalid_setting', 'Fresh ratings per lesson must be at least 8.'];
+            return [400, 'invalid_request', 'Fresh ratings per lesson must be at least 8.'];
           Object.assign(setting, { value, source: 'database' });
         }
         emit('status', status());

@@ -34,6 +34,23 @@ describe('diff', () => {
     ]);
   });
 
+  it('joins changes that only a space keeps apart', () => {
+    expect(diff('it was a red old car', 'it was a blue new car')).toEqual([
+      { kind: 'same', text: 'it was a ' },
+      { kind: 'removed', text: 'red old' },
+      { kind: 'added', text: 'blue new' },
+      { kind: 'same', text: ' car' },
+    ]);
+  });
+
+  it('does not scatter two texts that have little in common', () => {
+    const parts = diff(
+      'The header names the column, and values lie between 18 and 24.',
+      'Six words, and no more.',
+    );
+    expect(parts.map((part) => part.kind)).toEqual(['removed', 'added']);
+  });
+
   it('compares Chinese by the character', () => {
     expect(tokenize('两个会议')).toEqual(['两', '个', '会', '议']);
     expect(diff('两个会议', '三个会议')[0]).toEqual({ kind: 'removed', text: '两' });

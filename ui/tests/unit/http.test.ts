@@ -66,7 +66,7 @@ describe('the API client', () => {
       status: 404,
     });
     expect(await refusal(backend.changeSetting('training.min_labels', 2))).toMatchObject({
-      code: 'invalid_setting',
+      code: 'invalid_request',
       message: 'Fresh ratings per lesson must be at least 8.',
     });
   });

@@ -4,6 +4,7 @@ import type {
   ChatChunk,
   ChatMessage,
   Check,
+  ExportFormat,
   GlossaryEntry,
   Models,
   OpenClawGuide,
@@ -58,12 +59,12 @@ export interface Backend {
   outcome(trajectory: string, reward: number): Promise<void>;
 
   runs(): Promise<Run[]>;
-  run(id: string): Promise<Run>;
-  runMetrics(id: string, points: number): Promise<Series[]>;
-  startRun(): Promise<{ id: string }>;
+  run(id: number): Promise<Run>;
+  runMetrics(id: number, points: number): Promise<Series[]>;
+  startRun(): Promise<{ id: number }>;
   pauseTraining(): Promise<void>;
   resumeTraining(): Promise<void>;
-  cancelRun(id: string): Promise<void>;
+  cancelRun(id: number): Promise<void>;
   glossary(): Promise<GlossaryEntry[]>;
 
   adapters(): Promise<{ live: string; items: Adapter[] }>;
@@ -71,7 +72,7 @@ export interface Backend {
   rollback(): Promise<void>;
   exportAdapter(
     version: string,
-    request: { format: 'peft' | 'gguf'; out?: string },
+    request: { format: ExportFormat; out?: string },
   ): Promise<{ path: string; bytes: number }>;
   importAdapter(path: string): Promise<void>;
   pin(version: string, pinned: boolean): Promise<void>;

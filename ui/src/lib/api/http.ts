@@ -4,6 +4,7 @@ import { readSse } from './sse';
 import type {
   Adapter,
   Check,
+  ExportFormat,
   GlossaryEntry,
   Models,
   OpenClawGuide,
@@ -23,6 +24,16 @@ import type {
 type Query = Record<string, string | number | boolean | undefined>;
 
 const part = encodeURIComponent;
+
+const baseVersion = (live: string): Adapter => ({
+  version: 'base',
+  state: live === 'base' ? 'live' : 'kept',
+  created_at: null,
+  steps_used: 0,
+  metrics: {},
+  pinned: false,
+  size_bytes: 0,
+});
 
 /** The daemon's control API over HTTP. */
 export class HttpBackend implements Backend {
@@ -58,23 +69,28 @@ export class HttpBackend implements Backend {
     this.#send('POST', `/api/v1/trajectories/${part(trajectory)}/outcome`, { reward });
 
   runs = async () => (await this.#get<{ items: Run[] }>('/api/v1/training/runs')).items;
-  run = (id: string) => this.#get<Run>(`/api/v1/training/runs/${part(id)}`);
-  runMetrics = async (id: string, points: number) => {
-    const path = `/api/v1/training/runs/${part(id)}/metrics`;
+  run = (id: number) => this.#get<Run>(`/api/v1/training/runs/${id}`);
+  runMetrics = async (id: number, points: number) => {
+    const path = `/api/v1/training/runs/${id}/metrics`;
     return (await this.#get<{ series: Series[] }>(path, { points })).series;
   };
-  startRun = () => this.#json<{ id: string }>('POST', '/api/v1/training/runs', {});
+  startRun = () => this.#json<{ id: number }>('POST', '/api/v1/training/runs', {});
   pauseTraining = () => this.#send('POST', '/api/v1/training/pause');
   resumeTraining = () => this.#send('POST', '/api/v1/training/resume');
-  cancelRun = (id: string) => this.#send('POST', `/api/v1/training/runs/${part(id)}/cancel`);
+  cancelRun = (id: number) => this.#send('POST', `/api/v1/training/runs/${id}/cancel`);
   glossary = async () =>
     (await this.#get<{ items: GlossaryEntry[] }>('/api/v1/training/glossary')).items;
 
-  adapters = () => this.#get<{ live: string; items: Adapter[] }>('/api/v1/adapters');
+  adapters = async () => {
+    const { live, items } = await this.#get<{ live: string; items: Adapter[] }>('/api/v1/adapters');
+    // The base model is no adapter to the daemon; to a person it is the first version.
+    const known = items.some(({ version }) => version === 'base');
+    return { live, items: known ? items : [...items, baseVersion(live)] };
+  };
   activate = (version: string) =>
     this.#send('POST', `/api/v1/adapters/${part(version)}/activate`, {});
   rollback = () => this.#send('POST', '/api/v1/adapters/rollback', {});
-  exportAdapter = (version: string, request: { format: 'peft' | 'gguf'; out?: string }) =>
+  exportAdapter = (version: string, request: { format: ExportFormat; out?: string }) =>
     this.#json<{ path: string; bytes: number }>(
       'POST',
       `/api/v1/adapters/${part(version)}/export`,

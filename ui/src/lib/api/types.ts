@@ -20,7 +20,7 @@ export interface Status {
     reason: string;
     fresh_labels: number;
     needed_labels: number;
-    run_id?: string | null;
+    run_id?: number | null;
     progress?: number | null;
     eta_s?: number | null;
   };
@@ -58,7 +58,7 @@ export interface StepSummary {
   reasons: string[];
   note?: string | null;
   correction?: string | null;
-  used_in_run?: string | null;
+  used_in_run?: number | null;
   dropped_reason?: string | null;
   in_next_lesson: boolean;
   finish_reason?: string | null;
@@ -83,7 +83,8 @@ export interface Message {
 }
 
 export interface RewardRow {
-  value: number;
+  /** Null withdraws the earlier value of this source. */
+  value: number | null;
   source: string;
   created_at: number;
   note?: string | null;
@@ -120,26 +121,41 @@ export interface SessionDetail extends SessionSummary {
 export interface Verdict {
   promoted: boolean;
   reasons: string[];
-  metrics: Record<string, number>;
+  evaluation: Record<string, unknown>;
 }
 
 export type RunState =
   'queued' | 'training' | 'checking' | 'paused' | 'done' | 'failed' | 'cancelled' | string;
 
+/** Mean log-probability per token of what a run learned from, before and after it. */
+export interface Changes {
+  liked_before?: number | null;
+  liked_after?: number | null;
+  disliked_before?: number | null;
+  disliked_after?: number | null;
+}
+
 export interface Run {
-  id: string;
-  state: RunState;
+  id: number;
+  /** Any state without an end time is active. */
+  state: string;
   parent?: string | null;
   version?: string | null;
   started_at: number;
   ended_at?: number | null;
   progress: number;
   eta_s?: number | null;
+  phase?: string | null;
   estimator: string;
+  /** Why that estimator. */
+  estimator_reason?: string | null;
+  /** `full`, or `response` when the prompt was read without a gradient. */
+  grad_scope?: string | null;
   dial: string;
   config: Record<string, unknown>;
   steps_used: number;
   steps_dropped: { reason: string; count: number }[];
+  changes?: Changes | null;
   verdict?: Verdict | null;
   error?: string | null;
 }
@@ -161,10 +177,11 @@ export interface Adapter {
   version: string;
   parent?: string | null;
   state: 'live' | 'kept' | 'rejected' | 'candidate' | 'imported';
-  run_id?: string | null;
-  created_at: number;
+  run_id?: number | null;
+  /** Null for the base model, which was there from the start. */
+  created_at: number | null;
   steps_used: number;
-  metrics: Record<string, number>;
+  metrics: Record<string, unknown>;
   verdict?: Verdict | null;
   approval?: { up: number; down: number } | null;
   pinned: boolean;
@@ -232,6 +249,8 @@ export interface RatingChange {
   note?: string;
   correction?: string;
 }
+
+export type ExportFormat = 'peft' | 'gguf-lora' | 'merged-safetensors' | 'merged-gguf' | 'ollama';
 
 export type EventKind =
   'status' | 'step' | 'rating' | 'run' | 'metric' | 'adapter' | 'download' | 'alert';

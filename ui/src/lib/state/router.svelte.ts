@@ -24,12 +24,12 @@ export const route = $state(parse(window.location.hash));
 
 window.addEventListener('hashchange', () => Object.assign(route, parse(window.location.hash)));
 
-export function href(screen: Screen, argument?: string | null): string {
+export function href(screen: Screen, argument?: string | number | null): string {
   return argument ? `#/${screen}/${encodeURIComponent(argument)}` : `#/${screen}`;
 }
 
 /** Goes to a screen; `replace` leaves no entry behind, for moving through a list. */
-export function go(screen: Screen, argument?: string | null, replace = false): void {
+export function go(screen: Screen, argument?: string | number | null, replace = false): void {
   const hash = href(screen, argument);
   if (replace) {
     window.history.replaceState(null, '', hash);

@@ -49,7 +49,44 @@ export function diff(before: string, after: string): DiffPart[] {
     middle(left, right, push);
   }
   push('same', tail > 0 ? a.slice(a.length - tail).join('') : '');
-  return parts;
+  return calm(parts);
+}
+
+/** Below this share of kept text, single kept words only scatter the change. */
+const KEPT = 0.4;
+
+/**
+ * Makes the edit readable: changes that only a space keeps apart become one change, and texts that
+ * have little in common are shown one after the other.
+ */
+function calm(parts: DiffPart[]): DiffPart[] {
+  const length = (kinds: DiffPart['kind'][]) =>
+    parts.reduce((sum, part) => sum + (kinds.includes(part.kind) ? part.text.trim().length : 0), 0);
+  const kept =
+    length(['same']) /
+    Math.max(1, Math.min(length(['same', 'removed']), length(['same', 'added'])));
+  const joins = (i: number) =>
+    kept < KEPT || (parts[i]!.text.trim() === '' && i > 0 && i < parts.length - 1);
+  const out: DiffPart[] = [];
+  let removed = '';
+  let added = '';
+  const flush = () => {
+    if (removed) out.push({ kind: 'removed', text: removed });
+    if (added) out.push({ kind: 'added', text: added });
+    removed = '';
+    added = '';
+  };
+  parts.forEach(({ kind, text }, i) => {
+    if (kind === 'same' && !joins(i)) {
+      flush();
+      out.push({ kind, text });
+      return;
+    }
+    if (kind !== 'added') removed += text;
+    if (kind !== 'removed') added += text;
+  });
+  flush();
+  return out;
 }
 
 function middle(
