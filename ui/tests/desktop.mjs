@@ -79,6 +79,23 @@ try {
     `token in the address: ${(await script('return location.search')).includes('token')}`,
   );
   console.log(`file dialogs offered: ${await script('return typeof window.__TAURI__')}`);
+  // What the daemon's pages may ask of the shell: a file dialog, which stays open, and nothing else.
+  const ask = (command) =>
+    call('POST', `${session}/execute/async`, {
+      script: `const done = arguments[arguments.length - 1];
+        window.__TAURI__.core.invoke(${JSON.stringify(command)}, { options: {} }).then(() => done('allowed'), () => done('denied'));
+        setTimeout(() => done('waits'), 1500);`,
+      args: [],
+    });
+  for (const [command, expected] of [
+    ['plugin:autostart|enable', 'denied'],
+    ['quit', 'denied'],
+    ['plugin:dialog|open', 'waits'],
+  ]) {
+    const got = await ask(command);
+    console.log(`${command}: ${got}`);
+    if (got !== expected) throw new Error(`${command} is ${got}, not ${expected}`);
+  }
   await shot('home');
   await script("location.hash = '#/review'");
   const answers = await until(

@@ -1,5 +1,5 @@
 // A stand-in for the daemon with the same JSON, for working on the UI and for its tests.
-// node tests/mock/server.mjs [--port 8199] [--scenario normal|empty|loading|failed|training] [--bulk 10000]
+// node tests/mock/server.mjs [--port 8199] [--scenario normal|first|empty|loading|failed|training] [--bulk 10000]
 import { createReadStream, existsSync, statSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { extname, join, normalize } from 'node:path';
@@ -21,11 +21,12 @@ export function createMock({
   bulk = 0,
   runSeconds = 20,
 } = {}) {
-  const empty = scenario === 'empty';
+  const empty = scenario === 'empty' || scenario === 'first';
   const { sessions, steps } = empty ? { sessions: [], steps: [] } : buildData({ bulk });
   const now = Date.now();
   const hour = 3_600_000;
   const models = structuredClone(MODELS);
+  if (scenario === 'first') for (const model of models) model.state = 'available';
   const settings = structuredClone(SETTINGS);
   const started = now - 8_040_000;
   const verdict = (promoted, reasons, before, after) => ({
@@ -230,7 +231,7 @@ export function createMock({
           ? 'The new adapter is compared with the live one on answers it has not seen.'
           : 'A lesson is running.',
       ];
-    if (scenario === 'failed' || scenario === 'loading') return ['off', 'No model is loaded.'];
+    if (['failed', 'loading', 'first'].includes(scenario)) return ['off', 'No model is loaded.'];
     if (fresh < 16)
       return ['collecting', `${16 - fresh} more ratings are needed for the next lesson.`];
     return [
@@ -247,6 +248,7 @@ export function createMock({
       empty: 'ready',
       loading: 'loading',
       failed: 'failed',
+      first: 'none',
     }[scenario];
     return {
       version: '0.1.0',
@@ -471,7 +473,7 @@ export function createMock({
           steps.findIndex((s) => s.uid === uid),
           1,
         ),
-        { learned_by: [] }
+        { steps: 1, adapters: [] }
       ),
     ],
     [
@@ -513,7 +515,7 @@ export function createMock({
         );
         for (let i = steps.length - 1; i >= 0; i -= 1)
           if (steps[i].session === uid) steps.splice(i, 1);
-        return { learned_by: ['v2'] };
+        return { steps: 1, adapters: ['v2'] };
       },
     ],
     ['POST', '/api/v1/trajectories/:uid/outcome', () => ({})],

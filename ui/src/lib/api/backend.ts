@@ -5,6 +5,7 @@ import type {
   ChatMessage,
   Check,
   ExportFormat,
+  Forgotten,
   GlossaryEntry,
   Models,
   OpenClawGuide,
@@ -51,11 +52,11 @@ export interface Backend {
   step(uid: string): Promise<StepDetail>;
   rate(uid: string, change: RatingChange): Promise<void>;
   setKind(uid: string, kind: 'main' | 'side'): Promise<void>;
-  forgetStep(uid: string): Promise<void>;
+  forgetStep(uid: string): Promise<Forgotten>;
 
   sessions(query: { q?: string; cursor?: string }): Promise<Page<SessionSummary>>;
   session(uid: string): Promise<SessionDetail>;
-  forgetSession(uid: string): Promise<void>;
+  forgetSession(uid: string): Promise<Forgotten>;
   outcome(trajectory: string, reward: number): Promise<void>;
 
   runs(): Promise<Run[]>;

@@ -5,6 +5,7 @@ import type {
   Adapter,
   Check,
   ExportFormat,
+  Forgotten,
   GlossaryEntry,
   Models,
   OpenClawGuide,
@@ -55,7 +56,7 @@ export class HttpBackend implements Backend {
     this.#send('PUT', `/api/v1/steps/${part(uid)}/rating`, change);
   setKind = (uid: string, kind: 'main' | 'side') =>
     this.#send('PUT', `/api/v1/steps/${part(uid)}/kind`, { kind });
-  forgetStep = (uid: string) => this.#send('DELETE', `/api/v1/steps/${part(uid)}`);
+  forgetStep = (uid: string) => this.#json<Forgotten>('DELETE', `/api/v1/steps/${part(uid)}`);
 
   sessions = (query: { q?: string; cursor?: string }) =>
     this.#get<Page<SessionSummary>>('/api/v1/sessions', query);
@@ -64,7 +65,7 @@ export class HttpBackend implements Backend {
     const answer = await this.#get<Answer>(`/api/v1/sessions/${part(uid)}`);
     return { ...answer, steps: answer.steps.length, items: answer.steps };
   };
-  forgetSession = (uid: string) => this.#send('DELETE', `/api/v1/sessions/${part(uid)}`);
+  forgetSession = (uid: string) => this.#json<Forgotten>('DELETE', `/api/v1/sessions/${part(uid)}`);
   outcome = (trajectory: string, reward: number) =>
     this.#send('POST', `/api/v1/trajectories/${part(trajectory)}/outcome`, { reward });
 

@@ -243,6 +243,12 @@ export interface OpenClawGuide {
   commands: string[];
 }
 
+/** What forgetting removed, and which adapters had already learned from it. */
+export interface Forgotten {
+  steps: number;
+  adapters: string[];
+}
+
 export interface RatingChange {
   rating: Rating | null;
   reasons?: string[];
