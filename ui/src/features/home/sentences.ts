@@ -1,6 +1,7 @@
 import type { Status } from '$lib/api/types';
-import { count, duration } from '$lib/text/format';
+import { count } from '$lib/text/format';
 import { m } from '$paraglide/messages.js';
+import { adapterInline } from '../adapters/words';
 
 /** Is it working? One sentence, and the reason when it is not. */
 export function headline(status: Status): { title: string; lede?: string } {
@@ -22,7 +23,7 @@ export function headline(status: Status): { title: string; lede?: string } {
   return {
     title: m.home_working(),
     lede: m.home_working_lede({
-      adapter: status.adapter.live === 'base' ? m.base_model_inline() : status.adapter.live,
+      adapter: adapterInline(status.adapter.live),
     }),
   };
 }
@@ -47,5 +48,3 @@ export function nextLesson(status: Status): string {
       return training.reason;
   }
 }
-
-export const eta = (seconds: number) => m.eta({ time: duration(seconds) });
