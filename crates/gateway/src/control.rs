@@ -2,7 +2,7 @@
 //!
 //! [`Control`] is everything that is not a plain read or write of the data pool;
 //! the daemon implements it. [`dto`] holds the JSON of every answer, [`events`]
-//! the event stream, [`handlers`] the HTTP side.
+//! the event stream, `handlers` the HTTP side.
 
 use async_trait::async_trait;
 use serde_json::{Map, Value};
@@ -16,6 +16,7 @@ use dto::{
 
 pub mod dto;
 pub mod events;
+pub(crate) mod handlers;
 
 /// The daemon's decisions and actions. Every method may fail with the [`Failure`]
 /// whose code the interface translates.
@@ -90,4 +91,10 @@ pub trait Control: Send + Sync + 'static {
     async fn connect_guide(&self, client: &str) -> Result<Option<ConnectGuide>, Failure>;
     /// Called once per answered client request, so that the connect card turns green.
     fn request_seen(&self, client: &str);
+}
+
+/// This API's OpenAPI description.
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    use utoipa::OpenApi;
+    handlers::Description::openapi()
 }

@@ -15,6 +15,8 @@ use crate::control::dto::{
     StepQuery, StepSummary,
 };
 
+pub mod memory;
+
 /// A task attempt announced by a client.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpenTrajectory {
