@@ -1,9 +1,10 @@
 //! The one window: created hidden or shown, kept on the daemon's own pages, closed to the tray.
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tauri::utils::config::Color;
-use tauri::webview::NewWindowResponse;
+use tauri::webview::{DownloadEvent, NewWindowResponse};
 use tauri::{AppHandle, Manager as _, Url, WebviewUrl, WebviewWindowBuilder, WindowEvent};
 use tauri_plugin_dialog::{DialogExt as _, MessageDialogButtons, MessageDialogKind};
 
@@ -33,6 +34,7 @@ pub(crate) fn create(app: &AppHandle, visible: bool) -> tauri::Result<()> {
             }
             own
         })
+        .on_download(|webview, event| save(webview.app_handle(), event))
         .on_new_window(|url, _features| {
             open_outside(&url);
             NewWindowResponse::Deny
@@ -114,6 +116,36 @@ fn is_own(app: &AppHandle, url: &Url) -> bool {
     }
 }
 
+/// Saves what a page offers, such as a run's measurements, under its name among the downloads. A
+/// name that is taken gets a number.
+fn save(app: &AppHandle, event: DownloadEvent<'_>) -> bool {
+    let DownloadEvent::Requested { destination, .. } = event else {
+        return true;
+    };
+    let Ok(downloads) = app.path().download_dir().or_else(|_| app.path().home_dir()) else {
+        return false;
+    };
+    let name = destination
+        .file_name()
+        .unwrap_or_else(|| "download".as_ref());
+    *destination = free_name(&downloads, Path::new(name));
+    true
+}
+
+/// The first of `name`, `name-2`, `name-3`, … that does not exist in `dir`.
+fn free_name(dir: &Path, name: &Path) -> PathBuf {
+    let stem = name.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = name
+        .extension()
+        .map(|e| format!(".{}", e.to_string_lossy()));
+    let extension = extension.unwrap_or_default();
+    let numbered = (2..).map(|number| dir.join(format!("{stem}-{number}{extension}")));
+    std::iter::once(dir.join(name))
+        .chain(numbered)
+        .find(|path| !path.exists())
+        .unwrap_or_else(|| dir.join(name))
+}
+
 /// Opens web and mail addresses with the system's own programs, and nothing else.
 fn open_outside(url: &Url) {
     if !matches!(url.scheme(), "http" | "https" | "mailto") {
@@ -138,7 +170,7 @@ fn close_to_tray(app: &AppHandle) {
         .app_config_dir()
         .ok()
         .map(|dir| dir.join(EXPLAINED));
-    if marker.as_deref().is_none_or(std::path::Path::exists) {
+    if marker.as_deref().is_none_or(Path::exists) {
         hide(app);
         return;
     }
@@ -173,5 +205,23 @@ fn close_to_tray(app: &AppHandle) {
 fn hide(app: &AppHandle) {
     if let Some(window) = app.get_webview_window(LABEL) {
         window.hide().ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::free_name;
+
+    #[test]
+    fn a_taken_name_gets_a_number() {
+        let dir = std::env::temp_dir().join(format!("spotter-save-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a directory");
+        let name = Path::new("run-3.csv");
+        assert_eq!(free_name(&dir, name), dir.join("run-3.csv"));
+        std::fs::write(dir.join("run-3.csv"), "").expect("a file");
+        assert_eq!(free_name(&dir, name), dir.join("run-3-2.csv"));
+        std::fs::remove_dir_all(&dir).expect("its end");
     }
 }

@@ -737,6 +737,22 @@ export function createMock({
     ],
     [
       'GET',
+      '/api/v1/connect/claude-code',
+      () => ({
+        snippet: {
+          env: {
+            ANTHROPIC_BASE_URL: 'http://127.0.0.1:8100',
+            ANTHROPIC_AUTH_TOKEN: '${SPOTTER_TOKEN}',
+          },
+        },
+        commands: ['spotter connect claude-code --dry-run', 'spotter connect claude-code'],
+      }),
+    ],
+    ['GET', '/api/v1/data/export', () => ({ uid: 'one' })],
+    ['POST', '/api/v1/data/import', () => ({ imported: 1, errors: [] })],
+    ['DELETE', '/api/v1/data', () => ({ steps: steps.splice(0).length, adapters: ['v1', 'v2'] })],
+    [
+      'GET',
       '/api/v1/connect/openclaw',
       () => ({
         snippet: {
@@ -805,7 +821,8 @@ export function createMock({
     }
     let raw = '';
     for await (const chunk of request) raw += chunk;
-    const body = raw ? JSON.parse(raw) : {};
+    const json = (request.headers['content-type'] ?? '').includes('application/json');
+    const body = raw && json ? JSON.parse(raw) : {};
     if (url.pathname === '/v1/chat/completions') {
       firstRequest ??= Date.now();
       const adapter = body.model === 'spotter' ? live : body.model.split(':')[1];

@@ -6,9 +6,10 @@ import type {
   Check,
   ExportFormat,
   Forgotten,
+  ImportedData,
   GlossaryEntry,
   Models,
-  OpenClawGuide,
+  ConnectGuide,
   Page,
   RatingChange,
   Run,
@@ -91,7 +92,11 @@ export interface Backend {
   doctor(): Promise<Check[]>;
   token(): Promise<string>;
   setRecording(paused: boolean): Promise<void>;
-  openclaw(): Promise<OpenClawGuide>;
+  connectGuide(client: string): Promise<ConnectGuide>;
+
+  exportData(): Promise<Blob>;
+  importData(lines: string): Promise<ImportedData>;
+  forgetEverything(): Promise<Forgotten>;
 
   chat(request: ChatRequest): Promise<void>;
   /** Follows the event stream until the signal aborts; rejects when the connection is lost. */

@@ -6,9 +6,10 @@ import type {
   Check,
   ExportFormat,
   Forgotten,
+  ImportedData,
   GlossaryEntry,
   Models,
-  OpenClawGuide,
+  ConnectGuide,
   Page,
   RatingChange,
   Run,
@@ -60,11 +61,7 @@ export class HttpBackend implements Backend {
 
   sessions = (query: { q?: string; cursor?: string }) =>
     this.#get<Page<SessionSummary>>('/api/v1/sessions', query);
-  session = async (uid: string): Promise<SessionDetail> => {
-    type Answer = Omit<SessionDetail, 'items' | 'steps'> & { steps: StepSummary[] };
-    const answer = await this.#get<Answer>(`/api/v1/sessions/${part(uid)}`);
-    return { ...answer, steps: answer.steps.length, items: answer.steps };
-  };
+  session = (uid: string) => this.#get<SessionDetail>(`/api/v1/sessions/${part(uid)}`);
   forgetSession = (uid: string) => this.#json<Forgotten>('DELETE', `/api/v1/sessions/${part(uid)}`);
   outcome = (trajectory: string, reward: number) =>
     this.#send('POST', `/api/v1/trajectories/${part(trajectory)}/outcome`, { reward });
@@ -115,7 +112,12 @@ export class HttpBackend implements Backend {
   doctor = async () => (await this.#get<{ checks: Check[] }>('/api/v1/doctor')).checks;
   token = async () => (await this.#get<{ token: string }>('/api/v1/token')).token;
   setRecording = (paused: boolean) => this.#send('POST', '/api/v1/recording', { paused });
-  openclaw = () => this.#get<OpenClawGuide>('/api/v1/connect/openclaw');
+  connectGuide = (client: string) => this.#get<ConnectGuide>(`/api/v1/connect/${part(client)}`);
+
+  exportData = async () => (await this.#fetch('GET', '/api/v1/data/export')).blob();
+  importData = (lines: string) =>
+    this.#json<ImportedData>('POST', '/api/v1/data/import', new Blob([lines]));
+  forgetEverything = () => this.#json<Forgotten>('DELETE', '/api/v1/data');
 
   async chat(request: ChatRequest): Promise<void> {
     const { model, messages, temperature } = request;
@@ -162,8 +164,7 @@ export class HttpBackend implements Backend {
     if (!response.body) return;
     for await (const message of readSse(response.body)) {
       if (message.id) this.#lastEvent = message.id;
-      const event = JSON.parse(message.data) as ServerEvent;
-      onEvent(event.type ? event : { ...event, type: message.event as ServerEvent['type'] });
+      onEvent(JSON.parse(message.data) as ServerEvent);
     }
   }
 
@@ -178,14 +179,17 @@ export class HttpBackend implements Backend {
     }
     const headers = new Headers(init.headers);
     if (this.#token) headers.set('authorization', `Bearer ${this.#token}`);
-    if (init.body !== undefined) headers.set('content-type', 'application/json');
+    const raw = init.body instanceof Blob;
+    if (init.body !== undefined) {
+      headers.set('content-type', raw ? 'application/x-ndjson' : 'application/json');
+    }
     const suffix = query.size > 0 ? `?${query}` : '';
     let response: Response;
     try {
       response = await fetch(`${this.url}${path}${suffix}`, {
         method,
         headers,
-        body: init.body === undefined ? undefined : JSON.stringify(init.body),
+        body: raw ? (init.body as Blob) : JSON.stringify(init.body),
         signal: init.signal,
         cache: 'no-store',
       });

@@ -88,12 +88,7 @@ class Live {
   }
 
   #take(event: ServerEvent): void {
-    if (event.type === 'status') {
-      const { type: _, ...rest } = event;
-      const given = (rest.status ?? rest) as Partial<Status>;
-      if (given.model && given.training && given.counts) this.status = given as Status;
-      else void this.refresh();
-    }
+    if (event.type === 'status') this.status = event as Status;
     for (const listener of this.#listeners.get(event.type) ?? []) listener(event);
   }
 

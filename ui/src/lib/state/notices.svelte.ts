@@ -18,6 +18,12 @@ class Notices {
     this.#add({ tone: 'plain', text, ...more }, 6000);
   }
 
+  /** Something the daemon wants a person to know. */
+  alert(level: string, code: string, message: string): void {
+    if (level === 'error') this.fail(new ApiError(code, message, 0));
+    else this.say(message);
+  }
+
   fail(cause: unknown): void {
     const error = cause instanceof ApiError ? cause : new ApiError('internal', String(cause), 0);
     this.#add({ tone: 'error', ...describeError(error) }, null);
