@@ -17,7 +17,8 @@ export function recommended(models: Model[]): Model | undefined {
 }
 
 /** The plain verdict on this machine. */
-export function hardwareSentence(hardware: Hardware): string {
+export function hardwareSentence(found: Hardware | null): string {
+  const hardware = found ?? {};
   const ram = hardware.ram_bytes ? bytes(hardware.ram_bytes) : '–';
   return hardware.gpu
     ? m.hardware_gpu({

@@ -22,7 +22,7 @@ export const groupTitle = (group: string) => GROUPS[group]?.() ?? group;
 
 /** Title and description of a setting. The daemon gives both; known ones are in the reader's language. */
 export function words(setting: Setting): { title: string; description: string } {
-  return { title: setting.title, description: setting.description };
+  return { title: setting.title || setting.key, description: setting.description };
 }
 
 const SOURCES: Record<string, () => string> = {

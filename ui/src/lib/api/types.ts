@@ -83,7 +83,7 @@ export interface Hardware {
 
 export interface Models {
   items: Model[];
-  hardware: Hardware;
+  hardware: Hardware | null;
 }
 
 export type Setting = With<Schemas['Setting'], { value: unknown; default: unknown }>;
