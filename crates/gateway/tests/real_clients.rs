@@ -167,6 +167,28 @@ fn path(folder: &std::path::Path) -> String {
 }
 
 #[tokio::test]
+async fn openclaw_plugin_joins_ratings_exactly() {
+    let Some(folder) = clients() else { return };
+    let gateway = Gateway::over(ScriptedEngine::new(script)).await;
+    let trace = "5be9397bac496ffafd61ca17c3d069a3";
+    let (_, answer) = gateway
+        .chat(
+            json!({"model": "spotter", "messages": [{"role": "user", "content": "hello"}]}),
+            &[("traceparent", &format!("00-{trace}-52476c384e1930bf-01"))],
+        )
+        .await;
+    let manifest = env!("CARGO_MANIFEST_DIR");
+    // The plugin is TypeScript, which the clients' own Node runs as it is.
+    let mut command = Command::new(folder.join("node_modules/.bin/node"));
+    command
+        .arg(format!("{manifest}/tests/clients/openclaw_plugin.mjs"))
+        .args([&gateway.url, TOKEN])
+        .arg(format!("{manifest}/../../examples/openclaw-plugin"))
+        .args([answer["id"].as_str().expect("an id"), trace]);
+    assert!(run(command).await.contains("ok"));
+}
+
+#[tokio::test]
 async fn openclaw_two_turns_with_a_tool_round() {
     let Some(folder) = clients() else { return };
     let gateway = Gateway::over(ScriptedEngine::new(script)).await;
