@@ -12,6 +12,8 @@ use spotter_core::code::Failure;
 use spotter_core::generate::{GenerateEvent, GenerateRequest, Prompt};
 use spotter_core::worker::ModelFacts;
 
+pub mod balanced;
+pub mod remote;
 pub mod scripted;
 
 /// The events of one generation, in the order that [`GenerateEvent`] documents.

@@ -14,5 +14,8 @@ fn the_committed_description_is_current() {
         std::fs::write(&path, &current).expect("the description is written");
     }
     let committed = std::fs::read_to_string(&path).expect("openapi.json is committed");
-    assert!(committed == current, "openapi.json is not current; write it anew as said above");
+    assert!(
+        committed == current,
+        "openapi.json is not current; write it anew as said above"
+    );
 }
