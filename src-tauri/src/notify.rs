@@ -74,7 +74,7 @@ async fn listen(
         let mut news = false;
         while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = buffer.drain(..=end).collect();
-            news |= is_about_runs(&line);
+            news |= tells_an_end(&line);
         }
         if news {
             announce(app, client, connection, known).await?;
@@ -83,13 +83,13 @@ async fn listen(
     Ok(())
 }
 
-/// Whether an event line tells of a run or an adapter; what it says is asked for afterwards.
-fn is_about_runs(line: &[u8]) -> bool {
+/// Whether an event line tells of a run that has ended; what came of it is asked for afterwards.
+fn tells_an_end(line: &[u8]) -> bool {
     let Some(data) = line.strip_prefix(b"data:") else {
         return false;
     };
     serde_json::from_slice::<Value>(data)
-        .is_ok_and(|event| matches!(event["type"].as_str(), Some("run" | "adapter")))
+        .is_ok_and(|event| event["type"] == "run" && event["run"]["ended_at"].is_number())
 }
 
 async fn announce(
@@ -144,19 +144,26 @@ fn message(run: &Run) -> Option<(&'static str, String)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Run, is_about_runs, message};
+    use super::{Run, message, tells_an_end};
 
     fn run(json: &str) -> Run {
         serde_json::from_str(json).expect("a run")
     }
 
     #[test]
-    fn only_runs_and_adapters_are_news() {
-        assert!(is_about_runs(b"data: {\"type\":\"run\",\"run_id\":3}\n"));
-        assert!(is_about_runs(b"data:{\"type\":\"adapter\"}\n"));
-        assert!(!is_about_runs(b"data: {\"type\":\"metric\"}\n"));
-        assert!(!is_about_runs(b": heartbeat\n"));
-        assert!(!is_about_runs(b"data: not json\n"));
+    fn only_ended_runs_are_news() {
+        assert!(tells_an_end(
+            b"data: {\"type\":\"run\",\"run\":{\"id\":3,\"ended_at\":17}}\n"
+        ));
+        assert!(tells_an_end(
+            b"data:{\"type\":\"run\",\"run\":{\"ended_at\":1}}\n"
+        ));
+        assert!(!tells_an_end(
+            b"data: {\"type\":\"run\",\"run\":{\"id\":3,\"progress\":0.5}}\n"
+        ));
+        assert!(!tells_an_end(b"data: {\"type\":\"metric\"}\n"));
+        assert!(!tells_an_end(b": heartbeat\n"));
+        assert!(!tells_an_end(b"data: not json\n"));
     }
 
     #[test]

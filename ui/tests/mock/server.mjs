@@ -410,8 +410,8 @@ export function createMock({
         if (step.in_next_lesson) Object.assign(step, { in_next_lesson: false, used_in_run: id });
       fresh = 0;
       active = null;
-      emit('run', { run_id: id });
-      emit('adapter', { version });
+      emit('run', { run: runs.find((r) => String(r.id) === String(id)) });
+      emit('adapter', { live });
       emit('status', status());
     }, 250);
     timer.unref();
@@ -454,7 +454,7 @@ export function createMock({
         });
         step.rewards.push({ value: step.reward ?? 0, source: 'user', created_at: Date.now() });
         fresh += (body.rating ? 1 : 0) - (had ? 1 : 0);
-        emit('rating', { uid });
+        emit('rating', { step: summary(step) });
         emit('status', status());
         return summary(step);
       },
@@ -545,7 +545,7 @@ export function createMock({
           Object.assign(run, { state: 'cancelled', ended_at: Date.now() });
           active = null;
           trainingPaused = false;
-          emit('run', { run_id: id });
+          emit('run', { run: runs.find((r) => String(r.id) === String(id)) });
           emit('status', status());
         }
         return run;
@@ -645,7 +645,7 @@ export function createMock({
             model.state = 'installed';
             model.progress = null;
           }
-          emit('download', { name });
+          emit('download', { name, state: models.find((m) => m.name === name)?.state });
         }, 250);
         timer.unref();
         return {};
@@ -656,7 +656,7 @@ export function createMock({
       '/api/v1/models/:name/pause',
       ([name]) => {
         Object.assign(models.find((m) => m.name === name) ?? {}, { state: 'paused' });
-        emit('download', { name });
+        emit('download', { name, state: models.find((m) => m.name === name)?.state });
         return {};
       },
     ],
@@ -778,7 +778,7 @@ export function createMock({
     for (const a of adapters) if (a.state === 'live') a.state = 'kept';
     next.state = 'live';
     live = version;
-    emit('adapter', { version });
+    emit('adapter', { live });
     emit('status', status());
     return {};
   }
@@ -855,7 +855,7 @@ export function createMock({
       response.write(
         `data: ${JSON.stringify({ choices: [{ delta: {}, finish_reason: 'stop' }] })}\n\ndata: [DONE]\n\n`,
       );
-      emit('step', { uid });
+      emit('step', { step: summary(steps.at(-1)) });
       return response.end();
     }
     for (const [method, pattern, handler] of compiled) {

@@ -1,5 +1,5 @@
 import { ApiError } from '$lib/api/errors';
-import type { Rating, RatingChange, StepSummary } from '$lib/api/types';
+import type { Rating, RatingChange, StepDetail, StepSummary } from '$lib/api/types';
 import { backend, live } from '$lib/state/live.svelte';
 import { notices } from '$lib/state/notices.svelte';
 
@@ -8,6 +8,19 @@ const PAGE = 50;
 interface Past {
   uid: string;
   change: RatingChange;
+}
+
+/** A step without the tokens and messages that a list has no use for. */
+function light(step: StepDetail): StepSummary {
+  const {
+    messages: _m,
+    response: _r,
+    logprobs: _l,
+    response_ids: _i,
+    rewards: _w,
+    ...summary
+  } = step;
+  return summary;
 }
 
 /** The answers that wait for a vote. A voted answer keeps its place until the screen is left. */
@@ -59,8 +72,8 @@ export class ReviewQueue {
   };
 
   /** Takes in an answer that was opened by its address. */
-  include(step: StepSummary): void {
-    if (!this.find(step.uid)) this.items = [step, ...this.items];
+  include(step: StepDetail): void {
+    if (!this.find(step.uid)) this.items = [light(step), ...this.items];
   }
 
   vote = (uid: string, rating: Rating): Promise<boolean> => {
@@ -111,7 +124,7 @@ export class ReviewQueue {
     }
     // The daemon knows what the vote did; it says so on the step.
     void backend.step(uid).then(
-      (step) => this.#put(step),
+      (step) => this.#put(light(step)),
       () => undefined,
     );
     void live.refresh();
