@@ -103,8 +103,8 @@ async fn main() -> Result<()> {
     let url = format!("http://{address}/v1/chat/completions");
     let http = reqwest::Client::new();
 
-    let send = |number: usize| {
-        let (http, url) = (http.clone(), url.clone());
+    let send = |number: usize, url: &str| {
+        let (http, url) = (http.clone(), url.to_owned());
         async move {
             let (body, _) = prompt(number);
             let body = serde_json::to_vec(&body)?;
@@ -129,11 +129,31 @@ async fn main() -> Result<()> {
         }
     };
 
+    // What HTTP itself costs: the same bytes in and as many events out of a handler that
+    // does nothing else.
+    let bare = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let bare_url = format!("http://{}/", bare.local_addr()?);
+    let handler = |_body: axum::body::Bytes| async {
+        let events = futures::stream::iter((0..33).map(|n| {
+            let end = if n == 32 {
+                "[DONE]"
+            } else {
+                "{\"choices\":[]}"
+            };
+            Ok::<_, std::convert::Infallible>(format!("data: {end}\n\n"))
+        }));
+        axum::body::Body::from_stream(events)
+    };
+    let router = axum::Router::new().route("/", axum::routing::post(handler));
+    tokio::spawn(async move { axum::serve(bare, router).await });
+
     for number in 0..50 {
-        send(number).await?;
+        send(number, &url).await?;
+        send(number, &bare_url).await?;
     }
     let mut direct = Vec::new();
     let (mut first, mut whole) = (Vec::new(), Vec::new());
+    let (mut bare_first, mut bare_whole) = (Vec::new(), Vec::new());
     let mut tick = tokio::time::interval(Duration::from_secs(1) / per_second);
     for number in 0..requests {
         tick.tick().await;
@@ -142,17 +162,22 @@ async fn main() -> Result<()> {
         let mut events = engine.generate(request).await?;
         while events.next().await.is_some() {}
         direct.push(begun.elapsed());
-        let (to_first, to_end) = send(number).await?;
+        let (to_first, to_end) = send(number, &bare_url).await?;
+        bare_first.push(to_first);
+        bare_whole.push(to_end);
+        let (to_first, to_end) = send(number, &url).await?;
         first.push(to_first);
         whole.push(to_end);
     }
     row("engine directly", direct)?;
+    row("bare HTTP handler, first chunk", bare_first)?;
+    row("bare HTTP handler, whole answer", bare_whole)?;
     row("through the gateway, first chunk", first)?;
     row("through the gateway, whole answer of 32 pieces", whole)?;
 
     let before = pool.all_steps().len();
     let begun = Instant::now();
-    let streams = futures::future::join_all((0..200).map(|n| send(100_000 + n))).await;
+    let streams = futures::future::join_all((0..200).map(|n| send(100_000 + n, &url))).await;
     let lost = streams.iter().filter(|s| s.is_err()).count();
     println!(
         "{}",

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use futures::{Stream, StreamExt};
-use serde_json::Value;
-use spotter_core::chat::{Message, Role, ToolCall};
+use serde_json::{Map, Value, json};
+use spotter_core::chat::{Message, Role, Tool, ToolCall};
 use spotter_core::code::{Code, Failure};
 use spotter_core::generate::{
-    AdapterChoice, Completion, FinishReason, GenerateEvent, GenerateRequest, TokenLogprob,
+    AdapterChoice, Completion, FinishReason, GenerateEvent, GenerateRequest, Prompt, TokenLogprob,
     ToolCallDelta,
 };
 use spotter_core::id::{SessionUid, StepUid, TrajectoryUid};
@@ -174,13 +174,12 @@ pub(crate) async fn begin(
         reported_reaction(app, &mut place).await?;
     }
 
-    let record = call.record();
-    call.messages = feedback::without_exchanges(std::mem::take(&mut call.messages));
+    let record = Arc::new(Record::of(&mut call));
+    call.messages = feedback::without_exchanges(record.messages.clone());
     attach_recorded_ids(app, &place.session, &mut call.messages).await?;
     call.messages = normalise(std::mem::take(&mut call.messages));
 
-    let call = Arc::new(call);
-    let record = Arc::new(record);
+    let mut prompt = call.prompt();
     let mut starting = Vec::with_capacity(call.n);
     for number in 0..call.n {
         let mut place = place.clone();
@@ -190,7 +189,11 @@ pub(crate) async fn begin(
             place.index = 0;
         }
         let mut request = GenerateRequest {
-            prompt: call.prompt(),
+            prompt: if number + 1 == call.n {
+                std::mem::replace(&mut prompt, Prompt::Tokens(Vec::new()))
+            } else {
+                prompt.clone()
+            },
             tool_choice: call.tool_choice.clone(),
             response_format: call.response_format.clone(),
             sampling: call.sampling.clone(),
@@ -222,8 +225,33 @@ struct Recording {
     app: Arc<App>,
     place: Place,
     client: String,
-    request: Arc<Value>,
+    request: Arc<Record>,
     step: StepUid,
+}
+
+/// The request as it will be stored; made into JSON only when the answer is
+/// complete, so that the first token does not wait for it.
+struct Record {
+    messages: Vec<Message>,
+    tools: Vec<Tool>,
+    other: Map<String, Value>,
+}
+
+impl Record {
+    fn of(call: &mut Call) -> Self {
+        Self {
+            messages: std::mem::take(&mut call.messages),
+            tools: call.tools.clone(),
+            other: std::mem::take(&mut call.other),
+        }
+    }
+
+    fn json(&self) -> Value {
+        let mut record = self.other.clone();
+        record.insert("messages".to_owned(), json!(self.messages));
+        record.insert("tools".to_owned(), json!(self.tools));
+        Value::Object(record)
+    }
 }
 
 /// What the engine has said about the prompt.
@@ -448,7 +476,7 @@ impl Recording {
             client: self.client.clone(),
             user_text: self.place.user_text.clone(),
             answer_text: completion.content.clone(),
-            request: Value::clone(&self.request),
+            request: self.request.json(),
             response: serde_json::to_value(message).unwrap_or(Value::Null),
             created_at: now_ms(),
         };
@@ -647,7 +675,7 @@ async fn reported_reaction(app: &App, place: &mut Place) -> Result<(), Failure> 
 /// side step and never trained.
 async fn acknowledge(
     app: &Arc<App>,
-    call: Call,
+    mut call: Call,
     mut place: Place,
     (previous, change): &(StepUid, RatingChange),
     client: String,
@@ -663,11 +691,11 @@ async fn acknowledge(
         app: Arc::clone(app),
         place,
         client,
-        request: Arc::new(call.record()),
+        request: Arc::new(Record::of(&mut call)),
         step: StepUid::new(),
     };
     let request = GenerateRequest {
-        prompt: call.prompt(),
+        prompt: Prompt::Tokens(Vec::new()),
         tool_choice: chat::ToolChoice::None,
         response_format: chat::ResponseFormat::Text,
         sampling: call.sampling.clone(),

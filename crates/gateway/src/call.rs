@@ -79,36 +79,18 @@ impl Call {
         }
     }
 
-    /// The request as it is stored.
-    pub(crate) fn record(&self) -> Value {
-        let messages: Vec<Value> = self
-            .messages
-            .iter()
-            .map(|message| {
-                let mut kept = message.clone();
-                // Ids are stored with the step they were sampled in.
-                kept.token_ids = None;
-                serde_json::to_value(kept).unwrap_or(Value::Null)
-            })
-            .collect();
-        let mut record = self.other.clone();
-        record.insert("messages".to_owned(), Value::Array(messages));
-        record.insert("tools".to_owned(), json!(self.tools));
-        Value::Object(record)
-    }
-
-    /// The prompt for the engine.
-    pub(crate) fn prompt(&self) -> Prompt {
+    /// The prompt for the engine, taken out of the call.
+    pub(crate) fn prompt(&mut self) -> Prompt {
         match &self.ask {
             Ask::Raw(prompt) => prompt.clone(),
             Ask::Chat => Prompt::Chat {
-                messages: self.messages.clone(),
+                messages: std::mem::take(&mut self.messages),
                 tools: if self.tool_choice == ToolChoice::None {
                     Vec::new()
                 } else {
-                    self.tools.clone()
+                    std::mem::take(&mut self.tools)
                 },
-                template_variables: self.template_variables.clone(),
+                template_variables: std::mem::take(&mut self.template_variables),
             },
         }
     }
