@@ -20,8 +20,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 
 mod answer;
 mod body;
@@ -45,6 +47,9 @@ pub const DEFAULT_PORT: u16 = 8100;
 /// The largest request body in bytes: long sessions with images reach 8 MB.
 pub const BODY_LIMIT: usize = 32 * 1024 * 1024;
 
+/// How long answers in flight may take to end after a shutdown was asked for.
+pub const GRACE: Duration = Duration::from_secs(30);
+
 /// What the gateway serves with.
 pub struct App {
     /// Keeps interactions.
@@ -60,6 +65,8 @@ pub struct App {
     /// Directory of the built interface; `None` serves none.
     pub ui_dir: Option<PathBuf>,
     conversations: turn::Conversations,
+    /// Ends the streams that would otherwise never end.
+    closing: CancellationToken,
 }
 
 impl App {
@@ -80,6 +87,7 @@ impl App {
             guard,
             ui_dir,
             conversations: turn::Conversations::default(),
+            closing: CancellationToken::new(),
         }
     }
 }
@@ -90,7 +98,7 @@ pub fn router(app: Arc<App>) -> axum::Router {
     routes::router(app)
 }
 
-/// Serves until `shutdown` completes, then lets answers in flight end.
+/// Serves until `shutdown` completes, then lets answers in flight end within [`GRACE`].
 ///
 /// # Errors
 /// Errors of the listener.
@@ -99,6 +107,7 @@ pub async fn run(
     app: Arc<App>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
+    let closing = app.closing.clone();
     let router = router(app);
     let listener = axum::serve::ListenerExt::tap_io(listener, |stream| {
         // Tokens are small; without this each would wait for the one before to be acknowledged.
@@ -106,7 +115,22 @@ pub async fn run(
             tracing::debug!(%error, "TCP_NODELAY could not be set");
         }
     });
-    axum::serve(listener, router)
-        .with_graceful_shutdown(shutdown)
-        .await
+    let shutdown = {
+        let closing = closing.clone();
+        async move {
+            shutdown.await;
+            closing.cancel();
+        }
+    };
+    let serving = axum::serve(listener, router).with_graceful_shutdown(shutdown);
+    tokio::select! {
+        ended = serving.into_future() => ended,
+        () = async {
+            closing.cancelled().await;
+            tokio::time::sleep(GRACE).await;
+        } => {
+            tracing::warn!("answers still in flight after the grace period were cut off");
+            Ok(())
+        }
+    }
 }

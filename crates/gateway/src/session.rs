@@ -82,7 +82,7 @@ pub(crate) fn conversation(
     } else if let Some(key) = hints.user.clone().filter(|u| !u.is_empty()) {
         (format!("user:{key}"), "user")
     } else {
-        (opening(messages), "opening")
+        return (opening(messages), "opening");
     };
     (digest(&key), signal)
 }
@@ -100,26 +100,27 @@ pub(crate) fn without_slot(key: &str) -> &str {
     }
 }
 
-fn opening(messages: &[Message]) -> String {
-    let mut key = String::from("opening");
+/// The digest of the system prompt and the first words of the person.
+fn opening(messages: &[Message]) -> SessionUid {
+    let mut hash = Sha256::new_with_prefix("opening");
     for message in messages {
         match message.role {
             Role::System => {
-                key.push('\u{1}');
-                key.push_str(message.content.trim());
+                hash.update([1]);
+                hash.update(message.content.trim());
             }
             Role::User => {
                 let words = user_text::genuine(&message.content);
                 if !words.is_empty() {
-                    key.push('\u{2}');
-                    key.push_str(&words);
+                    hash.update([2]);
+                    hash.update(words);
                     break;
                 }
             }
             Role::Assistant | Role::Tool => break,
         }
     }
-    key
+    SessionUid::from(hex(&hash.finalize()[..16]))
 }
 
 /// The client: a recognised name, or what it calls itself.
@@ -127,8 +128,13 @@ pub(crate) fn client(headers: &HeaderMap, messages: &[Message]) -> String {
     if let Some(name) = header(headers, "x-gateway-client") {
         return name.chars().take(60).collect();
     }
-    let says = |needle: &str| messages.iter().any(|m| m.content.contains(needle));
-    if says("<!-- openclaw:attempt:") || says("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>") {
+    // Its marks open a message; looking through 50 kB of prompt would take longer.
+    let openclaw = messages.iter().any(|m| {
+        let text = m.content.trim_start();
+        text.starts_with("<!-- openclaw:attempt:")
+            || text.starts_with("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>")
+    });
+    if openclaw {
         return "openclaw".to_owned();
     }
     let agent = header(headers, "user-agent").unwrap_or_default();

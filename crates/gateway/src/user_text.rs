@@ -28,9 +28,6 @@ static RUNTIME: LazyLock<Option<Regex>> =
     LazyLock::new(|| pattern(r"(?:^|\n)\s*Runtime: (?:agent|session|host)[^\n]*\|[^\n]*"));
 static REMINDER: LazyLock<Option<Regex>> =
     LazyLock::new(|| pattern(r"(?s)<system-reminder>.*?</system-reminder>\s*"));
-static SESSION_ID: LazyLock<Option<Regex>> =
-    LazyLock::new(|| pattern(r"Runtime: [^\n]*\bsessionId=([A-Za-z0-9_.:-]+)"));
-
 fn without(text: &str, pattern: &LazyLock<Option<Regex>>) -> String {
     match LazyLock::force(pattern) {
         Some(regex) => regex.replace_all(text, "").into_owned(),
@@ -75,12 +72,15 @@ pub(crate) fn genuine(text: &str) -> String {
 }
 
 /// The session id in OpenClaw's `Runtime:` line, wherever it stands.
+///
+/// The line ends a message, so the search begins at the end; system prompts have
+/// 50 kB and more.
 pub(crate) fn runtime_session(text: &str) -> Option<String> {
-    LazyLock::force(&SESSION_ID)
-        .as_ref()?
-        .captures(text)?
-        .get(1)
-        .map(|m| m.as_str().to_owned())
+    let line = text[text.rfind("Runtime: ")?..].lines().next()?;
+    line.split('|')
+        .find_map(|field| field.trim().strip_prefix("sessionId="))
+        .filter(|id| !id.is_empty())
+        .map(str::to_owned)
 }
 
 /// The last user message with words of a person: its position, its raw text and

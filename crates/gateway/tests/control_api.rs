@@ -9,7 +9,7 @@ use common::{Gateway, TOKEN};
 use futures::StreamExt;
 use serde_json::{Value, json};
 use spotter_gateway::control::events::EventBody;
-use spotter_gateway::engine::scripted::ScriptedEngine;
+use spotter_gateway::engine::scripted::{Reply, ScriptedEngine};
 use spotter_gateway::routes::{ROUTES, Surface};
 
 async fn one_step(gateway: &Gateway, text: &str) -> String {
@@ -329,6 +329,37 @@ async fn events_are_numbered_and_resumed() {
     assert!(
         !resumed.contains("id: 1\n") && resumed.contains("id: 2\n") && resumed.contains("id: 3\n")
     );
+}
+
+#[tokio::test]
+async fn a_shutdown_ends_event_streams_and_lets_answers_end() {
+    let mut gateway = Gateway::start().await;
+    let mut events = gateway
+        .request("GET", "/api/v1/events")
+        .send()
+        .await
+        .expect("an answer")
+        .bytes_stream();
+    events.next().await.expect("it is open").expect("bytes");
+    gateway.engine.push(Reply {
+        per_token: Duration::from_millis(300),
+        ..Reply::text("one two three")
+    });
+    let body =
+        json!({"model": "m", "stream": true, "messages": [{"role": "user", "content": "hi"}]});
+    let answer = gateway
+        .request("POST", "/v1/chat/completions")
+        .json(&body)
+        .send()
+        .await
+        .expect("headers");
+    let answer = tokio::spawn(answer.text());
+    tokio::time::timeout(Duration::from_secs(10), gateway.stop())
+        .await
+        .expect("an open event stream does not hold the server");
+    let text = answer.await.expect("no panic").expect("the whole answer");
+    assert!(text.contains("three") && text.ends_with("data: [DONE]\n\n"));
+    assert_eq!(gateway.pool.all_steps().len(), 1);
 }
 
 #[tokio::test]

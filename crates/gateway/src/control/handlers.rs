@@ -38,6 +38,8 @@ type Answer<T> = Result<Json<T>, ControlError>;
 
 /// How long events are gathered before they are sent: 4 Hz at most.
 const GATHER: Duration = Duration::from_millis(250);
+/// The longest silence of the event stream.
+const ALIVE: Duration = Duration::from_secs(15);
 /// Points per metric series unless asked otherwise.
 const DEFAULT_POINTS: usize = 400;
 
@@ -520,6 +522,7 @@ pub(crate) async fn events(State(app): State<Arc<App>>, headers: HeaderMap) -> R
         .and_then(|value| value.parse().ok());
     let (missed, mut follower) = app.events.follow(last);
     let hub = app.events.clone();
+    let closing = app.closing.clone();
     let lines = async_stream::stream! {
         // Something at once, so that clients see the stream is open.
         yield ": connected\n\n".to_owned();
@@ -529,16 +532,20 @@ pub(crate) async fn events(State(app): State<Arc<App>>, headers: HeaderMap) -> R
         }
         let mut gathered = Vec::new();
         loop {
-            let next = if gathered.is_empty() {
-                match tokio::time::timeout(Duration::from_secs(15), follower.recv()).await {
-                    Ok(event) => event,
-                    Err(_) => {
-                        yield ": alive\n\n".to_owned();
-                        continue;
-                    }
+            let waiting = async {
+                if gathered.is_empty() {
+                    tokio::time::timeout(ALIVE, follower.recv()).await
+                } else {
+                    Ok(follower.recv().await)
                 }
-            } else {
-                follower.recv().await
+            };
+            let next = tokio::select! {
+                next = waiting => next,
+                () = closing.cancelled() => return,
+            };
+            let Ok(next) = next else {
+                yield ": alive\n\n".to_owned();
+                continue;
             };
             match next {
                 Ok(event) => gathered.push(event),

@@ -196,7 +196,8 @@ pub struct Gateway {
     pub control: Arc<StubControl>,
     pub events: EventHub,
     http: reqwest::Client,
-    _stop: oneshot::Sender<()>,
+    stop: Option<oneshot::Sender<()>>,
+    serving: Option<tokio::task::JoinHandle<std::io::Result<()>>>,
 }
 
 impl Gateway {
@@ -231,7 +232,7 @@ impl Gateway {
             ui_dir,
         );
         let (stop, stopped) = oneshot::channel::<()>();
-        tokio::spawn(spotter_gateway::run(listener, Arc::new(app), async {
+        let serving = tokio::spawn(spotter_gateway::run(listener, Arc::new(app), async {
             let _ = stopped.await;
         }));
         Self {
@@ -241,7 +242,16 @@ impl Gateway {
             control,
             events,
             http: reqwest::Client::new(),
-            _stop: stop,
+            stop: Some(stop),
+            serving: Some(serving),
+        }
+    }
+
+    /// Asks the server to stop and waits until it has.
+    pub async fn stop(&mut self) {
+        drop(self.stop.take());
+        if let Some(serving) = self.serving.take() {
+            serving.await.expect("no panic").expect("no error");
         }
     }
 
