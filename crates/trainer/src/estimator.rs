@@ -4,7 +4,7 @@
 //! Pure bookkeeping on [`TrainStep`]s; no model. Every step ends in exactly one
 //! of four places, and a step that is left out has its reason.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use spotter_core::advantage::{RunningBaseline, group_relative, leave_one_out};
 use spotter_core::code::Failure;
@@ -20,7 +20,7 @@ const MAX_PAIRS_PER_ANSWER: usize = 2;
 /// An answer for the policy gradient.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicyItem {
-    /// Index into the request's steps.
+    /// Index into the run's steps.
     pub step: usize,
     /// The reward that reaches it: its own, or its trajectory's outcome.
     pub reward: f64,
@@ -31,7 +31,7 @@ pub struct PolicyItem {
 /// An answer for KTO.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KtoItem {
-    /// Index into the request's steps.
+    /// Index into the run's steps.
     pub step: usize,
     /// Liked or disliked.
     pub liked: bool,
@@ -59,13 +59,27 @@ pub struct Selection {
 /// Turns the text of a correction into an answer's token ids, end of turn included.
 pub type EncodeAnswer<'a> = &'a dyn Fn(&str) -> Result<Vec<u32>, Failure>;
 
-/// Sorts the steps of a request by what they are good for, and chooses the estimator.
+/// The steps of a run: the request's own, then those replayed for what they still
+/// teach, which are liked answers and corrections.
+pub fn steps_of(request: &TrainRequest) -> Vec<TrainStep> {
+    let own: HashSet<&StepUid> = request.steps.iter().map(|step| &step.uid).collect();
+    let teaches = |step: &TrainStep| {
+        step.correction.is_some() || step.reward.as_ref().is_some_and(|r| r.value > 0.0)
+    };
+    let replayed = request
+        .replay
+        .iter()
+        .filter(|step| !own.contains(&step.uid) && teaches(step));
+    request.steps.iter().chain(replayed).cloned().collect()
+}
+
+/// Sorts the steps of a run by what they are good for, and chooses the estimator.
 pub fn select(
     request: &TrainRequest,
+    steps: &[TrainStep],
     config: &TrainConfig,
     encode: EncodeAnswer<'_>,
 ) -> Result<Selection, Failure> {
-    let steps = &request.steps;
     let (mut policy, mut kto, mut pairs, mut dropped) = (vec![], vec![], vec![], vec![]);
     let outcomes = trajectory_outcomes(steps);
     for (index, step) in steps.iter().enumerate() {
@@ -237,7 +251,9 @@ fn trajectory_outcomes(steps: &[TrainStep]) -> HashMap<&str, (f64, f64)> {
 /// Whether most of the policy's steps belong to prompts with several trajectories.
 pub fn has_groups(steps: &[TrainStep], policy: &[PolicyItem]) -> bool {
     let sizes = group_sizes(steps, policy);
-    let grouped = policy.iter().filter(|item| sizes[&steps[item.step].prompt_uid] >= 2);
+    let grouped = policy
+        .iter()
+        .filter(|item| sizes[&steps[item.step].prompt_uid] >= 2);
     grouped.count() * 2 > policy.len()
 }
 
@@ -418,7 +434,10 @@ pub(crate) mod tests {
 
     fn chosen(request: &TrainRequest) -> super::Selection {
         let config = TrainConfig::for_dial(Dial::Normal);
-        select(request, &config, &|text| Ok(vec![text.len() as u32, 2])).expect("selects")
+        select(request, &request.steps, &config, &|text| {
+            Ok(vec![text.len() as u32, 2])
+        })
+        .expect("selects")
     }
 
     #[test]
@@ -500,6 +519,19 @@ pub(crate) mod tests {
         let selection = chosen(&request(vec![first, last], Estimator::Binary));
         assert_eq!(selection.policy.len(), 2);
         assert_eq!(selection.policy[0].reward, 1.0);
+    }
+
+    #[test]
+    fn replayed_steps_are_those_that_still_teach_and_come_last() {
+        let mut with_replay = request(vec![step(&[1], &[2], Some(-1.0))], Estimator::Auto);
+        with_replay.replay = vec![
+            step(&[2], &[3], Some(1.0)),
+            step(&[3], &[4], Some(-1.0)),
+            with_replay.steps[0].clone(),
+        ];
+        let steps = super::steps_of(&with_replay);
+        assert_eq!(steps.len(), 2);
+        assert_eq!(steps[1].uid, with_replay.replay[0].uid);
     }
 
     #[test]

@@ -126,28 +126,46 @@ pub fn pack(sequences: &[Sequence<'_>]) -> Packed {
     packed
 }
 
-/// Splits sequences into micro-batches of at most `max_tokens` packed tokens each
-/// (a longer sequence stands alone). Sequences with common prefixes end up
-/// together. Returns indices into `sequences`.
-pub fn micro_batches(sequences: &[Sequence<'_>], max_tokens: usize) -> Vec<Vec<usize>> {
+/// Splits units of work into micro-batches of at most `max_tokens` packed tokens
+/// (a larger unit stands alone). A unit is one or several sequences whose loss
+/// must be computed together, such as a chosen and a rejected answer. Units with
+/// common prefixes end up together. Returns indices into `units`.
+pub fn micro_batches(units: &[Vec<Sequence<'_>>], max_tokens: usize) -> Vec<Vec<usize>> {
+    let firsts: Vec<Sequence<'_>> = units.iter().filter_map(|u| u.first().copied()).collect();
+    if firsts.len() != units.len() {
+        // An empty unit has no place in the order; it needs no work either.
+        return (0..units.len())
+            .filter(|&i| !units[i].is_empty())
+            .map(|i| vec![i])
+            .collect();
+    }
     let mut batches: Vec<Vec<usize>> = Vec::new();
-    let mut tokens = 0;
-    for index in sorted(sequences) {
-        let sequence = &sequences[index];
-        if let Some(batch) = batches.last_mut()
-            && let Some(&previous) = batch.last()
-        {
-            let added = sequence.fed() - sequence.common_prefix(&sequences[previous]);
-            if tokens + added <= max_tokens {
-                tokens += added;
-                batch.push(index);
-                continue;
+    let mut members: Vec<Sequence<'_>> = Vec::new();
+    for index in sorted(&firsts) {
+        let before = members.len();
+        members.extend(&units[index]);
+        match batches.last_mut() {
+            Some(batch) if packed_tokens(&members) <= max_tokens => batch.push(index),
+            _ => {
+                members.drain(..before);
+                batches.push(vec![index]);
             }
         }
-        tokens = sequence.fed();
-        batches.push(vec![index]);
     }
     batches
+}
+
+/// Tokens that the packed sequences feed to the model.
+fn packed_tokens(sequences: &[Sequence<'_>]) -> usize {
+    let order = sorted(sequences);
+    let mut tokens = 0;
+    for (i, &index) in order.iter().enumerate() {
+        let shared = i
+            .checked_sub(1)
+            .map_or(0, |p| sequences[index].common_prefix(&sequences[order[p]]));
+        tokens += sequences[index].fed() - shared;
+    }
+    tokens
 }
 
 /// Indices in lexicographic order of the fed tokens, ties in the given order.
@@ -287,7 +305,9 @@ mod tests {
                     prop_assert_eq!(&history[..], &full[..prompt.len() + j]);
                 }
             }
-            let batches = micro_batches(&sequences, budget);
+            prop_assert_eq!(super::packed_tokens(&sequences), packed.tokens());
+            let units: Vec<_> = sequences.iter().map(|s| vec![*s]).collect();
+            let batches = micro_batches(&units, budget);
             let mut seen: Vec<usize> = batches.iter().flatten().copied().collect();
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..raw.len()).collect::<Vec<_>>());
