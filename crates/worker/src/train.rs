@@ -190,7 +190,9 @@ fn run_to_the_end(
 ) -> TrainResult {
     loop {
         let mut observer = Reporting { control, report };
-        let outcome = catch_unwind(AssertUnwindSafe(|| train(model, request, model, &mut observer)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            train(model, request, model, &mut observer)
+        }));
         let error = match outcome {
             Ok(Ok(outcome)) => {
                 remove_checkpoint(&request.checkpoint_dir);
@@ -261,5 +263,146 @@ fn remove_checkpoint(dir: &Path) {
         && error.kind() != std::io::ErrorKind::NotFound
     {
         tracing::warn!(dir = %dir.display(), %error, "the run's checkpoint could not be deleted");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+    use std::sync::Arc;
+    use std::sync::mpsc::{Receiver, channel};
+    use std::time::Duration;
+
+    use spotter_core::adapter::AdapterVersion;
+    use spotter_core::code::Code;
+    use spotter_core::id::{StepUid, TrajectoryUid};
+    use spotter_core::reward::RewardSource;
+    use spotter_core::train::{Dial, Estimator, StepReward, TrainRequest, TrainResult, TrainStep};
+    use spotter_core::worker::Report;
+    use spotter_model::{LoadOptions, LoadedModel};
+
+    use super::TrainerThread;
+
+    fn start(name: &str) -> (TrainerThread, Receiver<Report>, PathBuf) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
+        let options = LoadOptions {
+            threads: Some(1),
+            ..LoadOptions::default()
+        };
+        let model = Arc::new(LoadedModel::load(&path, &options).expect("the tiny model loads"));
+        let dir = std::env::temp_dir().join(format!("train-{name}-{}", std::process::id()));
+        let steps = (0..8u32)
+            .map(|i| {
+                let trajectory = TrajectoryUid::new();
+                TrainStep {
+                    uid: StepUid::new(),
+                    prompt_uid: trajectory.as_str().to_owned(),
+                    trajectory,
+                    index: 0,
+                    is_last: true,
+                    prompt_ids: vec![10, 11, i],
+                    response_ids: vec![40 + i, 50],
+                    logprobs: vec![0.0, 0.0],
+                    adapter: AdapterVersion::BASE,
+                    temperature: 0.0,
+                    top_p: 1.0,
+                    reward: Some(StepReward {
+                        value: if i % 2 == 0 { 1.0 } else { -1.0 },
+                        source: RewardSource::User,
+                        credit: 1.0,
+                    }),
+                    correction: None,
+                }
+            })
+            .collect();
+        let request = TrainRequest {
+            run: 7,
+            checkpoint_dir: dir.join("run"),
+            output_dir: dir.join("v1"),
+            version: AdapterVersion(1),
+            parent: None,
+            parent_state: None,
+            live: AdapterVersion::BASE,
+            steps,
+            replay: vec![],
+            held_out: vec![],
+            dial: Dial::Normal,
+            estimator: Estimator::Auto,
+            overrides: serde_json::Map::from_iter([
+                ("epochs".into(), 20.into()),
+                ("probe_tokens".into(), 0.into()),
+            ]),
+            seed: 1,
+        };
+        let (send, receive) = channel();
+        let thread = TrainerThread::start(model, request, move |report| {
+            let _ = send.send(report);
+        });
+        (thread.expect("the thread starts"), receive, dir)
+    }
+
+    fn wait_for(reports: &Receiver<Report>, wanted: impl Fn(&Report) -> bool) -> Report {
+        loop {
+            let report = reports
+                .recv_timeout(Duration::from_secs(60))
+                .expect("a report");
+            if wanted(&report) {
+                return report;
+            }
+        }
+    }
+
+    fn ended(report: Report) -> TrainResult {
+        match report {
+            Report::TrainEnded { result, .. } => result,
+            other => panic!("not the end: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_paused_run_waits_and_finishes_when_resumed() {
+        let (thread, reports, dir) = start("pause");
+        wait_for(
+            &reports,
+            |r| matches!(r, Report::TrainProgress { progress } if progress.step == 2),
+        );
+        thread.pause();
+        wait_for(&reports, |r| {
+            matches!(r, Report::TrainPaused { paused: true, .. })
+        });
+        assert!(
+            dir.join("run/run.safetensors").exists(),
+            "its state is on disk"
+        );
+        thread.resume();
+        let end = wait_for(&reports, |r| matches!(r, Report::TrainEnded { .. }));
+        assert!(matches!(ended(end), TrainResult::Done { .. }));
+        assert!(dir.join("v1/adapter_model.safetensors").exists());
+        assert!(
+            !dir.join("run").exists(),
+            "a finished run leaves no checkpoint"
+        );
+        std::fs::remove_dir_all(dir).expect("cleaned up");
+    }
+
+    #[test]
+    fn a_cancelled_run_leaves_nothing_and_a_stopped_one_its_checkpoint() {
+        let (thread, reports, dir) = start("cancel");
+        let second =
+            |r: &Report| matches!(r, Report::TrainProgress { progress } if progress.step == 2);
+        wait_for(&reports, second);
+        thread.cancel();
+        let end = wait_for(&reports, |r| matches!(r, Report::TrainEnded { .. }));
+        let TrainResult::Failed { failure, .. } = ended(end) else {
+            panic!("a cancelled run makes no adapter");
+        };
+        assert_eq!(failure.code, Code::Cancelled);
+        assert!(!dir.join("run").exists() && !dir.join("v1").exists());
+
+        let (thread, reports, dir) = start("stop");
+        wait_for(&reports, second);
+        thread.stop();
+        assert!(dir.join("run/run.safetensors").exists());
+        std::fs::remove_dir_all(dir).expect("cleaned up");
     }
 }
