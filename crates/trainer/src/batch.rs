@@ -470,16 +470,18 @@ pub fn change_metrics(
     out
 }
 
-/// Mean KL to the base per token over the answers that a model sampled (chosen
-/// answers of pairs, which a person may have written, are left out).
+/// Mean KL to the base per token over the rated answers, or over the rejected ones
+/// when there are only pairs. Rejected answers are left out otherwise: a replayed one
+/// was sampled long before the parent, and its estimate says nothing about what the
+/// model does now.
 pub fn sampled_kl(layout: &Layout, prepared: &Prepared, after: &[Vec<f64>]) -> f64 {
     let (mut sum, mut tokens) = (0.0, 0);
     for (i, new) in after.iter().enumerate() {
-        if i >= layout.pairs_from && (i - layout.pairs_from).is_multiple_of(2) {
-            continue;
+        let rejected = i >= layout.pairs_from && !(i - layout.pairs_from).is_multiple_of(2);
+        if i < layout.pairs_from || (layout.pairs_from == 0 && rejected) {
+            sum += weighted_k3(new, &prepared.old[i], &prepared.reference[i]);
+            tokens += new.len();
         }
-        sum += weighted_k3(new, &prepared.old[i], &prepared.reference[i]);
-        tokens += new.len();
     }
     if tokens == 0 {
         0.0
