@@ -1,1 +1,9 @@
-//! Placeholder until the crate's first commit.
+//! The data pool in one SQLite file.
+//!
+//! Owns the file, its lock and its migrations. It knows no HTTP and no tensors.
+
+mod error;
+mod open;
+
+pub use error::StoreError;
+pub use open::Store;
