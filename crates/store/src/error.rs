@@ -34,4 +34,7 @@ pub enum StoreError {
     /// A migration failed and was rolled back.
     #[error("the data file could not be brought up to date; it was kept as it was: {0}")]
     Migration(#[from] rusqlite_migration::Error),
+    /// A step or reward could not be encoded or decoded.
+    #[error("a stored record cannot be read or written: {0}")]
+    Json(#[from] serde_json::Error),
 }

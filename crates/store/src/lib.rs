@@ -4,6 +4,7 @@
 
 mod error;
 mod open;
+mod step;
 
 pub use error::StoreError;
 pub use open::Store;

@@ -15,7 +15,7 @@ const FILE: &str = "spotter.db";
 /// The open data pool; the directory stays locked until it is dropped.
 #[derive(Debug)]
 pub struct Store {
-    connection: Connection,
+    pub(crate) connection: Connection,
     _lock: File,
 }
 
