@@ -7,6 +7,9 @@ import { fileURLToPath, pathToFileURL } from 'node:url';
 import { GLOSSARY, MODELS, SETTINGS, buildData, series } from './data.mjs';
 
 const DIST = fileURLToPath(new URL('../../dist', import.meta.url));
+// The daemon's header; the page's own policy is stricter, and a browser applies both.
+const POLICY =
+  "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self' data:; connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 const TYPES = {
   '.html': 'text/html',
   '.js': 'text/javascript',
@@ -804,6 +807,7 @@ export function createMock({
         return refuse(response, 404, 'not_found', 'No such page.');
       response.writeHead(200, {
         'content-type': TYPES[extname(file)] ?? 'application/octet-stream',
+        'content-security-policy': POLICY,
         'x-content-type-options': 'nosniff',
       });
       return createReadStream(file).pipe(response);
