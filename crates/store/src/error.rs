@@ -1,13 +1,16 @@
-//! What can go wrong with the data pool, in words a person can act on.
+//! What can go wrong with the pool.
 
 use std::path::PathBuf;
 
-/// A failure to open the data pool. The data is left as it was.
+/// A failure of the data pool.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Another process holds the data directory.
+    /// SQLite's own reason.
+    #[error("database: {0}")]
+    Sqlite(#[from] rusqlite::Error),
+    /// Another process has the data directory.
     #[error(
-        "the data directory {directory} is in use by process {pid}; nothing was changed; stop that process or choose another directory"
+        "{directory} is in use by process {pid}; nothing was changed, stop that one or use another data directory"
     )]
     InUse {
         /// The data directory.
@@ -15,26 +18,60 @@ pub enum StoreError {
         /// The holder's process id, or `unknown`.
         pid: String,
     },
-    /// The file was written by a newer program.
+    /// The file was written by a newer Spotter.
     #[error(
-        "the data file has schema {found} and this program knows up to {known}; the file was left untouched; install a newer Spotter to open it"
+        "{path} has schema {found}, but this version of Spotter knows up to {known}; nothing was changed, install the newer version or use another data directory"
     )]
-    NewerSchema {
-        /// The file's schema number.
-        found: u32,
-        /// The newest schema this program knows.
-        known: u32,
+    Newer {
+        /// The database file.
+        path: PathBuf,
+        /// Its schema version.
+        found: usize,
+        /// The newest one this binary knows.
+        known: usize,
     },
+    /// A migration failed; the backup is untouched.
+    #[error("the database could not be migrated: {0}")]
+    Migration(String),
     /// A file operation failed.
-    #[error("cannot use the data directory: {0}")]
-    Io(#[from] std::io::Error),
-    /// SQLite reported a failure.
-    #[error("the data file cannot be used: {0}")]
-    Sqlite(#[from] rusqlite::Error),
-    /// A migration failed and was rolled back.
-    #[error("the data file could not be brought up to date; it was kept as it was: {0}")]
-    Migration(#[from] rusqlite_migration::Error),
-    /// A step or reward could not be encoded or decoded.
-    #[error("a stored record cannot be read or written: {0}")]
-    Json(#[from] serde_json::Error),
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// There is no such thing.
+    #[error("there is no {kind} '{id}'")]
+    NotFound {
+        /// Step, trajectory, run, …
+        kind: &'static str,
+        /// What was asked for.
+        id: String,
+    },
+    /// A stored value does not decode; the row is left alone.
+    #[error("stored data is damaged: {0}")]
+    Damaged(String),
+    /// A value outside its range.
+    #[error("{0}")]
+    Invalid(String),
+    /// The writer has stopped.
+    #[error("the pool is closed")]
+    Closed,
+    /// The writer is behind; nothing was stored.
+    #[error("the pool's queue is full; nothing was stored")]
+    Full,
 }
+
+impl StoreError {
+    /// Whether the disk is full.
+    pub fn is_disk_full(&self) -> bool {
+        matches!(
+            self,
+            Self::Sqlite(rusqlite::Error::SqliteFailure(e, _)) if e.code == rusqlite::ErrorCode::DiskFull
+        )
+    }
+}
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, StoreError>;
