@@ -8,7 +8,10 @@ use crate::error::{Result, StoreError};
 /// Locks the directory until the file is dropped. The process id lies in a second file,
 /// because a locked file is unreadable on Windows.
 pub(crate) fn lock(directory: &Path) -> Result<File> {
-    let io = |source| StoreError::Io { path: directory.to_owned(), source };
+    let io = |source| StoreError::Io {
+        path: directory.to_owned(),
+        source,
+    };
     let pid_file = directory.join("spotter.pid");
     let file = OpenOptions::new()
         .create(true)

@@ -367,7 +367,10 @@ fn a_second_holder_is_told_who_has_the_directory() {
     let Err(error) = Store::open(dir.path()) else {
         panic!("two holders")
     };
-    assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
+    assert!(
+        error.to_string().contains(&std::process::id().to_string()),
+        "{error}"
+    );
     drop(store);
     Store::open(dir.path()).expect("free again");
 }
