@@ -30,7 +30,7 @@ use crate::control::events::EventBody;
 use crate::engine::EventStream;
 use crate::feedback;
 use crate::metrics;
-use crate::pool::answer_key;
+use crate::pool::{WantedAnswer, answer_key};
 use crate::session;
 use crate::turn::Place;
 
@@ -484,7 +484,12 @@ impl Recording {
         match self.app.pool.append(step).await {
             Ok(()) => {
                 metrics::step_stored();
-                self.app.conversations.commit(&self.place, &self.step);
+                let key = message_key(&completion.content, &completion.tool_calls);
+                self.app.conversations.commit(
+                    &self.place,
+                    &self.step,
+                    (key, completion.response_ids.clone()),
+                );
                 self.app.events.publish(EventBody::Step {
                     step: Box::new(summary),
                 });
@@ -594,21 +599,33 @@ async fn attach_recorded_ids(
     session: &SessionUid,
     messages: &mut [Message],
 ) -> Result<(), Failure> {
-    let keys: Vec<(usize, String)> = messages
-        .iter()
-        .enumerate()
-        .filter(|(_, m)| m.role == Role::Assistant)
-        .map(|(at, m)| (at, message_key(&m.content, &m.tool_calls)))
-        .collect();
-    if keys.is_empty() {
+    let mut wanted: Vec<(usize, WantedAnswer)> = Vec::new();
+    for (at, message) in messages.iter_mut().enumerate() {
+        if message.role != Role::Assistant {
+            continue;
+        }
+        let key = message_key(&message.content, &message.tool_calls);
+        // Recent answers are remembered, tool calls included; older ones are looked up.
+        message.token_ids = app.conversations.answer(session, &key);
+        if message.token_ids.is_none() {
+            wanted.push((
+                at,
+                WantedAnswer {
+                    key,
+                    content: message.content.clone(),
+                    calls_tools: !message.tool_calls.is_empty(),
+                },
+            ));
+        }
+    }
+    if wanted.is_empty() {
         return Ok(());
     }
-    let wanted: Vec<String> = keys.iter().map(|(_, key)| key.clone()).collect();
-    let recorded = app.pool.recorded_answers(session, &wanted).await?;
-    for (at, key) in keys {
-        if let Some(answer) = recorded.iter().find(|r| r.key == key) {
-            messages[at].token_ids = Some(answer.ids.clone());
-        }
+    let asked: Vec<WantedAnswer> = wanted.iter().map(|(_, answer)| answer.clone()).collect();
+    let recorded = app.pool.recorded_answers(session, &asked).await?;
+    for (at, answer) in wanted {
+        let found = recorded.iter().find(|r| r.key == answer.key);
+        messages[at].token_ids = found.map(|r| r.ids.clone());
     }
     Ok(())
 }

@@ -47,6 +47,17 @@ pub struct LastStep {
     pub messages: usize,
 }
 
+/// An assistant message of a request, which may have been generated here.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WantedAnswer {
+    /// [`answer_key`] of its text and tool calls.
+    pub key: String,
+    /// Its text.
+    pub content: String,
+    /// Whether it calls tools.
+    pub calls_tools: bool,
+}
+
 /// An assistant message that was generated here, found again in a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedAnswer {
@@ -74,16 +85,11 @@ pub trait Pool: Send + Sync + 'static {
     async fn last_step(&self, session: &SessionUid) -> Result<Option<LastStep>, Failure>;
     /// The last main step of a turn, by trace id or derived turn key.
     async fn last_step_of_turn(&self, turn: &str) -> Result<Option<StepUid>, Failure>;
-    /// The last step of a task attempt.
-    async fn last_step_of_trajectory(
-        &self,
-        trajectory: &TrajectoryUid,
-    ) -> Result<Option<LastStep>, Failure>;
-    /// The recorded answers of a conversation with these [`answer_key`]s.
+    /// The recorded answers of a conversation among these; what is not found is left out.
     async fn recorded_answers(
         &self,
         session: &SessionUid,
-        keys: &[String],
+        wanted: &[WantedAnswer],
     ) -> Result<Vec<RecordedAnswer>, Failure>;
 
     /// A page of steps, newest first.

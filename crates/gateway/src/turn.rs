@@ -1,6 +1,6 @@
 //! Where a call stands: its turn, its trajectory, and whether it may be trained.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -40,10 +40,20 @@ pub(crate) struct Place {
     pub(crate) opens_turn: bool,
 }
 
-/// The last main step of each recently active conversation.
+/// How many answers of a conversation are remembered.
+const REMEMBERED_ANSWERS: usize = 64;
+
+struct Conversation {
+    last: LastStep,
+    touched: Instant,
+    /// Keys and sampled ids of its answers, oldest first.
+    answers: VecDeque<(String, Vec<u32>)>,
+}
+
+/// The last main step and the answers of each recently active conversation.
 #[derive(Default)]
 pub(crate) struct Conversations {
-    last: Mutex<HashMap<SessionUid, (LastStep, Instant)>>,
+    recent: Mutex<HashMap<SessionUid, Conversation>>,
 }
 
 impl Conversations {
@@ -53,9 +63,9 @@ impl Conversations {
         session: &SessionUid,
     ) -> Result<Option<LastStep>, Failure> {
         {
-            let remembered = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((last, _)) = remembered.get(session) {
-                return Ok(Some(last.clone()));
+            let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(conversation) = recent.get(session) {
+                return Ok(Some(conversation.last.clone()));
             }
         }
         pool.last_step(session).await
@@ -129,35 +139,58 @@ impl Conversations {
         })
     }
 
-    /// Remembers a stored main step as the last of its conversation.
-    pub(crate) fn commit(&self, place: &Place, uid: &StepUid) {
+    /// The sampled ids of a recent answer of a conversation.
+    pub(crate) fn answer(&self, session: &SessionUid, key: &str) -> Option<Vec<u32>> {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let answers = &recent.get(session)?.answers;
+        let (_, ids) = answers.iter().rev().find(|(known, _)| known == key)?;
+        Some(ids.clone())
+    }
+
+    /// Remembers a stored main step as the last of its conversation, and its answer's
+    /// key and sampled ids.
+    pub(crate) fn commit(&self, place: &Place, uid: &StepUid, answer: (String, Vec<u32>)) {
         if place.kind != StepKind::Main {
             return;
         }
-        let mut remembered = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if remembered.len() >= REMEMBERED && !remembered.contains_key(&place.session) {
-            let oldest = remembered
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        if recent.len() >= REMEMBERED && !recent.contains_key(&place.session) {
+            let oldest = recent
                 .iter()
-                .min_by_key(|(_, (_, touched))| *touched)
+                .min_by_key(|(_, conversation)| conversation.touched)
                 .map(|(session, _)| session.clone());
             if let Some(oldest) = oldest {
-                remembered.remove(&oldest);
+                recent.remove(&oldest);
             }
         }
-        let last = LastStep {
-            uid: uid.clone(),
-            trajectory: place.trajectory.clone(),
-            index: place.index,
-            turn: place.turn.clone(),
-            user_text: place.user_text.clone(),
-            messages: place.messages,
+        let mut answers = recent
+            .remove(&place.session)
+            .map(|conversation| conversation.answers)
+            .unwrap_or_default();
+        if !answer.1.is_empty() {
+            answers.push_back(answer);
+        }
+        if answers.len() > REMEMBERED_ANSWERS {
+            answers.pop_front();
+        }
+        let conversation = Conversation {
+            last: LastStep {
+                uid: uid.clone(),
+                trajectory: place.trajectory.clone(),
+                index: place.index,
+                turn: place.turn.clone(),
+                user_text: place.user_text.clone(),
+                messages: place.messages,
+            },
+            touched: Instant::now(),
+            answers,
         };
-        remembered.insert(place.session.clone(), (last, Instant::now()));
+        recent.insert(place.session.clone(), conversation);
     }
 
     /// Drops what is remembered, after something was forgotten.
     pub(crate) fn forget(&self) {
-        self.last
+        self.recent
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clear();

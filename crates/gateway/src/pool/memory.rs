@@ -13,7 +13,7 @@ use spotter_core::id::{SessionUid, StepUid, TrajectoryUid};
 use spotter_core::reward::{Reward, RewardSource};
 use spotter_core::step::{Step, StepKind};
 
-use super::{LastStep, OpenTrajectory, Pool, RecordedAnswer};
+use super::{LastStep, OpenTrajectory, Pool, RecordedAnswer, WantedAnswer};
 use crate::answer::{finish_name, kind_name, message_key};
 use crate::control::dto::{
     Forgotten, ImportError, ImportedData, Rating, RewardRow, SessionDetail, SessionPage,
@@ -279,17 +279,10 @@ impl Pool for MemoryPool {
         Ok(self.with(|tables| tables.last(|s| s.turn == turn).map(|l| l.uid)))
     }
 
-    async fn last_step_of_trajectory(
-        &self,
-        trajectory: &TrajectoryUid,
-    ) -> Result<Option<LastStep>, Failure> {
-        Ok(self.with(|tables| tables.last(|s| s.trajectory == *trajectory)))
-    }
-
     async fn recorded_answers(
         &self,
         session: &SessionUid,
-        keys: &[String],
+        wanted: &[WantedAnswer],
     ) -> Result<Vec<RecordedAnswer>, Failure> {
         Ok(self.with(|tables| {
             let mut found: Vec<RecordedAnswer> = Vec::new();
@@ -303,7 +296,7 @@ impl Pool for MemoryPool {
                     continue;
                 };
                 let key = message_key(&message.content, &message.tool_calls);
-                if keys.contains(&key) && !found.iter().any(|f| f.key == key) {
+                if wanted.iter().any(|w| w.key == key) && !found.iter().any(|f| f.key == key) {
                     found.push(RecordedAnswer {
                         key,
                         ids: step.response_ids.clone(),
