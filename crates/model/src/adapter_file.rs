@@ -40,11 +40,16 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     })
 }
 
-/// Writes a PEFT directory. It appears whole or not at all.
+/// Writes a PEFT directory. It appears whole or not at all. `card` becomes its README.md.
 ///
 /// # Errors
 /// When the directory exists already or writing fails; nothing is left behind then.
-pub fn save_peft(adapter: &LoraAdapter, base_model: &str, dir: &Path) -> Result<()> {
+pub fn save_peft(
+    adapter: &LoraAdapter,
+    base_model: &str,
+    dir: &Path,
+    card: Option<&str>,
+) -> Result<()> {
     if dir.exists() {
         return Err(ModelError::Invalid(format!(
             "{} exists already; nothing was written, choose another directory",
@@ -69,6 +74,9 @@ pub fn save_peft(adapter: &LoraAdapter, base_model: &str, dir: &Path) -> Result<
             &temporary.join(WEIGHTS),
             &to_safetensors(&adapter.to_tensors()?)?,
         )?;
+        if let Some(card) = card {
+            write_atomically(&temporary.join("README.md"), card.as_bytes())?;
+        }
         std::fs::rename(&temporary, dir).map_err(|e| ModelError::io(dir, e))
     };
     write().inspect_err(|_| {

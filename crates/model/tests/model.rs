@@ -430,7 +430,7 @@ fn adapters_survive_the_disk_and_foreign_ones_are_refused() {
     let adapter = busy_adapter(&loaded.model, 4);
     let dir = tempfile::tempdir().expect("directory");
     let path = dir.path().join("adapter");
-    spotter_model::adapter_file::save_peft(&adapter, "tiny", &path).expect("saves");
+    spotter_model::adapter_file::save_peft(&adapter, "tiny", &path, None).expect("saves");
     let back = spotter_model::adapter_file::load_peft(&path, loaded.model.config()).expect("loads");
     assert_eq!(back.config(), adapter.config());
     for ((name, a), (_, b)) in adapter
@@ -442,7 +442,7 @@ fn adapters_survive_the_disk_and_foreign_ones_are_refused() {
         assert_eq!(floats(a), floats(b), "{name}");
     }
     assert!(
-        spotter_model::adapter_file::save_peft(&adapter, "tiny", &path).is_err(),
+        spotter_model::adapter_file::save_peft(&adapter, "tiny", &path, None).is_err(),
         "nothing is overwritten"
     );
 

@@ -424,7 +424,7 @@ impl<'m> Learner<'m> {
             // A run that was killed after this point is resumed and writes the same again.
             fs::remove_dir_all(&output.dir)?;
         }
-        adapter_file::save_peft(&self.adapter, &self.base_name, &output.dir)?;
+        adapter_file::save_peft(&self.adapter, &self.base_name, &output.dir, None)?;
         if let Some(parent) = output.dir.parent() {
             sync_directory(parent)?;
         }

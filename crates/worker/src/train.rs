@@ -70,7 +70,7 @@ impl Control {
 /// A run in progress. Dropping it ends the run at the next micro-batch, keeps its
 /// checkpoint, and waits for the thread.
 #[derive(Debug)]
-pub struct TrainerThread {
+pub(crate) struct TrainerThread {
     run: i64,
     control: Arc<Control>,
     handle: Option<JoinHandle<()>>,
@@ -81,7 +81,7 @@ impl TrainerThread {
     /// `TrainPaused` reports and, last, one `TrainEnded`.
     ///
     /// A run that finds a checkpoint in `request.checkpoint_dir` continues it.
-    pub fn start(
+    pub(crate) fn start(
         model: Arc<LoadedModel>,
         request: TrainRequest,
         report: impl Fn(Report) + Send + 'static,
@@ -102,40 +102,35 @@ impl TrainerThread {
         })
     }
 
-    /// The run's number.
-    pub fn run(&self) -> i64 {
-        self.run
-    }
-
     /// Whether the thread still works, or is paused.
-    pub fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.handle.as_ref().is_some_and(|h| !h.is_finished())
     }
 
     /// Ends the run's work at the next micro-batch and frees its memory; its last
     /// update is on disk. [`Self::resume`] continues from there.
-    pub fn pause(&self) {
+    pub(crate) fn pause(&self) {
         self.control.change(|wishes| wishes.paused = true);
     }
 
     /// Continues a paused run.
-    pub fn resume(&self) {
+    pub(crate) fn resume(&self) {
         self.control.change(|wishes| wishes.paused = false);
     }
 
     /// Ends the run at the next micro-batch and deletes its checkpoint.
-    pub fn cancel(&self) {
+    pub(crate) fn cancel(&self) {
         self.control.change(|wishes| wishes.cancelled = true);
     }
 
     /// Tells the run whether requests are being answered now.
-    pub fn set_serving(&self, active: bool) {
+    pub(crate) fn set_serving(&self, active: bool) {
         self.control.change(|wishes| wishes.serving = active);
     }
 
     /// Ends the run at the next micro-batch but keeps its checkpoint, so that the
     /// same request continues it in the next process.
-    pub fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         self.join();
     }
 

@@ -1,0 +1,385 @@
+//! The loaded model and everything that is asked of it outside a training run.
+
+use std::path::Path;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use spotter_core::code::{Code, Failure};
+use spotter_core::generate::GenerateEvent;
+use spotter_core::train::{AdapterFiles, ScoreItem};
+use spotter_core::worker::{
+    Command, ModelFacts, Report, ServeCounters, WorkerRole, WorkerSettings,
+};
+use spotter_engine::{Engine, EngineSettings};
+use spotter_model::{Batch, KvPool, LoadOptions, LoadedModel, LoraAdapter, ModelError, Segment};
+
+/// Key/value memory when the settings leave it open.
+const DEFAULT_CACHE_BYTES: u64 = 1 << 30;
+/// Fewest tokens that the cache must hold to be of use.
+const LEAST_CACHE_TOKENS: usize = 2048;
+
+/// A model, with an engine when the worker serves.
+pub(crate) struct Loaded {
+    model: Arc<LoadedModel>,
+    engine: Option<Arc<Engine>>,
+}
+
+fn failure(error: &ModelError) -> Failure {
+    let code = match error {
+        ModelError::Io { .. } | ModelError::BadFile { .. } | ModelError::MissingTensor(_) => {
+            Code::BadModelFile
+        }
+        ModelError::Invalid(_) => Code::InvalidRequest,
+        _ => Code::Internal,
+    };
+    Failure::new(code, error.to_string())
+}
+
+impl Loaded {
+    /// Loads the model and starts the engine.
+    pub(crate) fn load(
+        settings: &WorkerSettings,
+        roles: &[WorkerRole],
+        reports: Sender<Report>,
+    ) -> Result<(Self, ModelFacts), Failure> {
+        let began = Instant::now();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let serves = roles.contains(&WorkerRole::Serve);
+        let threads = settings
+            .threads
+            .unwrap_or(if serves { cores } else { (cores - 1).max(1) });
+        let options = LoadOptions {
+            threads: Some(threads.max(1)),
+            ..Default::default()
+        };
+        let model = LoadedModel::load(&settings.model, &options).map_err(|e| failure(&e))?;
+        let model = Arc::new(model);
+        let config = model.model.config();
+        let own = config.context;
+        let context_length = settings
+            .context_length
+            .map_or(own, |c| (c as usize).clamp(16, own));
+        let facts = ModelFacts {
+            name: model.name.clone(),
+            architecture: config.architecture.clone(),
+            fingerprint: spotter_model::load::fingerprint(&settings.model)
+                .map_err(|e| failure(&e))?,
+            parameters: model.model.parameters(),
+            context_length: context_length as u32,
+            vocab_size: config.vocab as u32,
+            quantisation: model.quantisation.clone(),
+            template_has_tools: model.template.knows_tools(),
+            device: match settings.device.as_str() {
+                "auto" | "cpu" => "CPU".to_owned(),
+                other => {
+                    format!("CPU ({other} was asked for, but this worker is built for the CPU)")
+                }
+            },
+            load_seconds: began.elapsed().as_secs_f64(),
+        };
+        let engine = if serves {
+            let bytes = settings.cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES);
+            let per_block = KvPool::bytes_for(config, 1).max(1);
+            let least = LEAST_CACHE_TOKENS.div_ceil(KvPool::BLOCK_TOKENS);
+            let blocks = usize::try_from(bytes / per_block)
+                .unwrap_or(usize::MAX)
+                .max(least);
+            let limits = EngineSettings {
+                context_length,
+                blocks,
+                max_batch: settings.max_batch.max(1) as usize,
+                max_queue: settings.max_queue.max(1) as usize,
+            };
+            let sink = Arc::new(move |id, event: GenerateEvent| {
+                let _ = reports.send(Report::Generate { id, event });
+            });
+            let engine = Engine::start(model.clone(), limits, sink).map_err(|e| {
+                Failure::new(Code::Internal, format!("no thread for the engine: {e}"))
+            })?;
+            Some(Arc::new(engine))
+        } else {
+            None
+        };
+        Ok((Self { model, engine }, facts))
+    }
+
+    /// The model, for the training role.
+    pub(crate) fn model(&self) -> Arc<LoadedModel> {
+        self.model.clone()
+    }
+
+    /// The engine, when the worker serves.
+    pub(crate) fn engine(&self) -> Option<&Arc<Engine>> {
+        self.engine.as_ref()
+    }
+
+    /// Lets running answers finish within `grace`.
+    pub(crate) fn close(self, grace: Duration) {
+        if let Some(engine) = self.engine.and_then(Arc::into_inner) {
+            engine.shutdown(grace);
+        }
+    }
+
+    fn adapter(&self, files: &AdapterFiles) -> Result<LoraAdapter, Failure> {
+        spotter_model::adapter_file::load_peft(&files.dir, self.model.model.config())
+            .map_err(|e| failure(&e))
+    }
+
+    fn score(
+        &self,
+        adapter: Option<LoraAdapter>,
+        items: &[ScoreItem],
+    ) -> Result<Vec<Vec<f32>>, ModelError> {
+        let adapter = adapter.map(Arc::new);
+        items
+            .iter()
+            .map(|item| {
+                let (prompt, answer) = (&item.prompt_ids, &item.response_ids);
+                if prompt.is_empty() || answer.is_empty() {
+                    return Err(ModelError::Invalid(
+                        "a prompt and an answer are needed to score".into(),
+                    ));
+                }
+                let tokens = prompt.iter().chain(answer).copied().collect();
+                let segment = Segment {
+                    tokens,
+                    adapter: adapter.clone(),
+                    ..Default::default()
+                };
+                let hidden = self.model.model.forward(
+                    &Batch {
+                        segments: vec![segment],
+                    },
+                    None,
+                )?;
+                let rows = hidden.narrow(0, prompt.len() - 1, answer.len())?;
+                Ok(self
+                    .model
+                    .model
+                    .logprobs(&rows, answer, 1.0)?
+                    .logprobs
+                    .to_vec1()?)
+            })
+            .collect()
+    }
+}
+
+/// The counters that the heartbeat reports.
+#[derive(Default)]
+pub(crate) struct Counters {
+    engine: Mutex<Weak<Engine>>,
+    closed: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Counters {
+    pub(crate) fn follow(&self, engine: Option<&Arc<Engine>>) {
+        *self.engine.lock().unwrap_or_else(PoisonError::into_inner) =
+            engine.map(Arc::downgrade).unwrap_or_default();
+    }
+
+    pub(crate) fn get(&self) -> Option<ServeCounters> {
+        let engine = self
+            .engine
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .upgrade();
+        engine.map(|e| e.counters())
+    }
+
+    pub(crate) fn close(&self) {
+        *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits; true once closed.
+    pub(crate) fn wait_closed(&self, time: Duration) -> bool {
+        let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        let (closed, _) = self
+            .changed
+            .wait_timeout_while(closed, time, |closed| !*closed)
+            .unwrap_or_else(PoisonError::into_inner);
+        *closed
+    }
+}
+
+/// Carries out a command that is not about training.
+pub(crate) fn obey(loaded: Option<&Loaded>, reports: &Sender<Report>, command: Command) {
+    let reports = reports.clone();
+    let send = move |report| {
+        let _ = reports.send(report);
+    };
+    let unavailable = || {
+        Failure::new(
+            Code::Unavailable,
+            "no model is loaded; try again when it is",
+        )
+    };
+    let engine = || {
+        loaded
+            .and_then(|l| l.engine.as_ref())
+            .ok_or_else(unavailable)
+    };
+    match command {
+        Command::Generate { id, request } => match engine() {
+            Ok(engine) => engine.submit(id, *request),
+            Err(failure) => send(Report::Generate {
+                id,
+                event: GenerateEvent::Failed { failure },
+            }),
+        },
+        Command::Cancel { id } => {
+            if let Ok(engine) = engine() {
+                engine.cancel(id);
+            }
+        }
+        Command::CountTokens { id, prompt } => match engine() {
+            Ok(engine) => engine.count_tokens(*prompt, move |result| {
+                send(Report::TokenCount { id, result })
+            }),
+            Err(failure) => send(Report::TokenCount {
+                id,
+                result: Err(failure),
+            }),
+        },
+        Command::LoadAdapter { id, adapter } => {
+            let result = engine().and_then(|engine| {
+                let lora = loaded.ok_or_else(unavailable)?.adapter(&adapter)?;
+                engine.insert_adapter(adapter.version, lora);
+                Ok(adapter.version)
+            });
+            send(Report::AdapterLoaded { id, result });
+        }
+        Command::Swap { id, expected, to } => match engine() {
+            Ok(engine) => engine.swap(expected, to, move |result| {
+                send(Report::Swapped { id, result })
+            }),
+            Err(failure) => send(Report::Swapped {
+                id,
+                result: Err(failure),
+            }),
+        },
+        Command::UnloadAdapter { version } => {
+            if let Ok(engine) = engine() {
+                engine.remove_adapter(version);
+            }
+        }
+        Command::Score { id, adapter, items } => {
+            let Some(loaded) = loaded else {
+                return send(Report::Scores {
+                    id,
+                    result: Err(unavailable()),
+                });
+            };
+            let adapter = adapter.as_ref().map(|a| loaded.adapter(a)).transpose();
+            match (adapter, &loaded.engine) {
+                (Err(failure), _) => send(Report::Scores {
+                    id,
+                    result: Err(failure),
+                }),
+                (Ok(adapter), Some(engine)) => {
+                    engine.score(adapter, items, move |result| {
+                        send(Report::Scores { id, result })
+                    });
+                }
+                (Ok(adapter), None) => {
+                    let result = loaded.score(adapter, &items).map_err(|e| failure(&e));
+                    send(Report::Scores { id, result });
+                }
+            }
+        }
+        Command::Export {
+            id,
+            adapter,
+            format,
+            out,
+            card,
+        } => {
+            let result = loaded
+                .ok_or_else(unavailable)
+                .and_then(|loaded| export(loaded, &adapter, &format, &out, &card));
+            send(Report::Exported { id, result });
+        }
+        Command::Import {
+            id,
+            source,
+            out,
+            force: _,
+        } => {
+            let result = loaded
+                .ok_or_else(unavailable)
+                .and_then(|loaded| import(loaded, &source, &out));
+            send(Report::Imported { id, result });
+        }
+        // Handled before this function is called.
+        Command::Start { .. }
+        | Command::Train { .. }
+        | Command::PauseTraining
+        | Command::ResumeTraining
+        | Command::CancelTraining
+        | Command::Serving { .. }
+        | Command::Shutdown { .. } => {}
+    }
+}
+
+fn export(
+    loaded: &Loaded,
+    adapter: &AdapterFiles,
+    format: &str,
+    out: &Path,
+    card: &serde_json::Value,
+) -> Result<u64, Failure> {
+    if format != "peft" {
+        return Err(Failure::new(
+            Code::InvalidRequest,
+            format!(
+                "'{format}' is not an export format of this version (peft is); nothing was written"
+            ),
+        ));
+    }
+    let lora = loaded.adapter(adapter)?;
+    spotter_model::adapter_file::save_peft(
+        &lora,
+        &loaded.model.name,
+        out,
+        Some(&card_text(&loaded.model.name, card)),
+    )
+    .map_err(|e| failure(&e))?;
+    Ok(directory_bytes(out))
+}
+
+fn import(loaded: &Loaded, source: &Path, out: &Path) -> Result<serde_json::Value, Failure> {
+    let lora = spotter_model::adapter_file::load_peft(source, loaded.model.model.config())
+        .map_err(|e| failure(&e))?;
+    spotter_model::adapter_file::save_peft(&lora, &loaded.model.name, out, None)
+        .map_err(|e| failure(&e))?;
+    let config = lora.config();
+    Ok(serde_json::json!({
+        "rank": config.rank,
+        "alpha": config.alpha,
+        "target_modules": config.targets.iter().map(|t| t.name()).collect::<Vec<_>>(),
+        "bytes": directory_bytes(out),
+    }))
+}
+
+/// The model card of an export: facts only, never conversation text.
+fn card_text(base: &str, card: &serde_json::Value) -> String {
+    let facts = serde_json::to_string_pretty(card).unwrap_or_default();
+    format!(
+        "---\nlibrary_name: peft\nbase_model: {base}\ntags: [lora, spotter]\n---\n\n# LoRA adapter for {base}\n\n\
+         Trained by Spotter from ratings of one person's own agent. The licence of the base model applies.\n\n\
+         ```json\n{facts}\n```\n"
+    )
+}
+
+fn directory_bytes(dir: &Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return 0;
+    };
+    entries
+        .flatten()
+        .filter_map(|e| e.metadata().ok())
+        .map(|m| m.len())
+        .sum()
+}
