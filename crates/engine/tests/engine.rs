@@ -91,8 +91,10 @@ fn collect(events: &Events, ids: &[u64]) -> HashMap<u64, Outcome> {
             GenerateEvent::Started {
                 cached_tokens,
                 adapter,
+                prompt_tokens,
                 ..
             } => {
+                o.prompt = prompt_tokens;
                 o.cached = cached_tokens;
                 o.adapter = adapter;
             }
