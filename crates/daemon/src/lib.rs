@@ -1,6 +1,7 @@
 //! Composition: what `spotter serve` is made of besides the gateway and the store.
 
 pub mod catalog;
+pub mod connect;
 pub mod data_dir;
 pub mod download;
 pub mod hardware;
