@@ -260,9 +260,13 @@ pub fn import(path: &Path, data_dir: &DataDir) -> Result<Installed, Failure> {
         check_gguf(&from)?;
         vec![from.clone()]
     };
-    let name = name_of(&from);
+    let mut name = name_of(&from);
+    // The catalogue's names stay the catalogue's.
+    if Catalog::embedded().get(&name).is_some() {
+        name.push_str("-imported");
+    }
     let target = data_dir.models().join(&name);
-    if Catalog::embedded().get(&name).is_some() || target.exists() {
+    if target.exists() {
         return Err(Failure::new(
             Code::Conflict,
             format!(

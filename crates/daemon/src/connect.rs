@@ -187,6 +187,9 @@ fn primary_path(text: &str) -> Result<&'static [&'static str], Failure> {
 /// Takes Spotter out again. `before` is the file as it was before connecting, if it is
 /// still there: when nothing else has changed since, it comes back byte for byte.
 pub fn openclaw_disconnect(text: &str, before: Option<&str>) -> Result<String, Failure> {
+    if text.trim().is_empty() {
+        return Ok(text.to_owned());
+    }
     let path = ["models", "providers", "spotter"];
     let Some(provider) = find(text, &path)? else {
         return Ok(text.to_owned());
