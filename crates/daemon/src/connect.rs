@@ -643,6 +643,7 @@ mod tests {
     fn undoing_gives_the_file_back_byte_for_byte() {
         for before in [
             CONFIG,
+            "",
             "{}",
             "{\n}\n",
             "{\"agents\":{\"defaults\":{\"model\":\"a/b\"}}}",
