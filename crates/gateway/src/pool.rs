@@ -16,6 +16,7 @@ use crate::control::dto::{
 };
 
 pub mod memory;
+pub mod sqlite;
 
 /// A task attempt announced by a client.
 #[derive(Clone, Debug, PartialEq)]
