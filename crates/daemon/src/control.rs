@@ -82,7 +82,11 @@ fn chosen<T: PartialEq + Default>(value: T) -> Option<T> {
 
 /// The settings of a worker for this model.
 pub(crate) fn worker_settings(settings: &Settings, model: PathBuf, train: bool) -> WorkerSettings {
-    let threads = if train { settings.threads_train } else { settings.threads_serve };
+    let threads = if train {
+        settings.threads_train
+    } else {
+        settings.threads_serve
+    };
     WorkerSettings {
         model,
         threads: chosen(threads as usize),
@@ -107,7 +111,12 @@ impl Daemon {
         token: Option<(String, TokenPlace)>,
         model: (String, PathBuf),
     ) -> Self {
-        let learning = Learning::new(store.clone(), serving.clone(), data_dir.clone(), events.clone());
+        let learning = Learning::new(
+            store.clone(),
+            serving.clone(),
+            data_dir.clone(),
+            events.clone(),
+        );
         let (token, token_place) = token.unzip();
         Self {
             recording: AtomicBool::new(settings.recording),
@@ -148,7 +157,9 @@ impl Daemon {
         let s = self.settings.load();
         match s.schedule {
             Schedule::Always => Policy::Always,
-            Schedule::Idle => Policy::Idle { minutes: u64::from(s.idle_minutes) },
+            Schedule::Idle => Policy::Idle {
+                minutes: u64::from(s.idle_minutes),
+            },
             Schedule::Schedule => Policy::Hours {
                 from: s.schedule_from.clone(),
                 until: s.schedule_until.clone(),
@@ -162,7 +173,10 @@ impl Daemon {
         let store = self.store.clone();
         let labels = blocking(move || store.fresh_labels()).await?;
         let s = self.settings.load();
-        let floor = Floor { automatic: u64::from(s.label_floor), least: u64::from(s.label_minimum) };
+        let floor = Floor {
+            automatic: u64::from(s.label_floor),
+            least: u64::from(s.label_minimum),
+        };
         let idle = (now() - self.last_request.load(Ordering::Relaxed)).max(0) as u64 / 1000;
         let state = Now {
             labels,
@@ -190,10 +204,16 @@ impl Daemon {
         }
     }
 
-    async fn adapter_rows(&self) -> Result<(Vec<AdapterRow>, HashMap<AdapterVersion, Approval>), Failure> {
+    async fn adapter_rows(
+        &self,
+    ) -> Result<(Vec<AdapterRow>, HashMap<AdapterVersion, Approval>), Failure> {
         let store = self.store.clone();
         blocking(move || {
-            let approval = store.approval()?.into_iter().map(|(v, up, down)| (v, Approval { up, down })).collect();
+            let approval = store
+                .approval()?
+                .into_iter()
+                .map(|(v, up, down)| (v, Approval { up, down }))
+                .collect();
             Ok((store.adapters()?, approval))
         })
         .await
@@ -202,17 +222,33 @@ impl Daemon {
     async fn row(&self, version: AdapterVersion) -> Result<AdapterRow, Failure> {
         let (rows, _) = self.adapter_rows().await?;
         let list: Vec<String> = rows.iter().map(|r| r.version.to_string()).collect();
-        rows.into_iter().find(|r| r.version == version).ok_or_else(|| {
-            let known = if list.is_empty() { "none yet".to_owned() } else { list.join(", ") };
-            Failure::new(Code::NotFound, format!("there is no adapter {version}; these exist: {known}"))
-        })
+        rows.into_iter()
+            .find(|r| r.version == version)
+            .ok_or_else(|| {
+                let known = if list.is_empty() {
+                    "none yet".to_owned()
+                } else {
+                    list.join(", ")
+                };
+                Failure::new(
+                    Code::NotFound,
+                    format!("there is no adapter {version}; these exist: {known}"),
+                )
+            })
     }
 }
 
 /// Changes what is known of a download and publishes it.
-fn change_download(downloads: &Downloads, events: &EventHub, name: &str, change: impl FnOnce(&mut Download)) {
+fn change_download(
+    downloads: &Downloads,
+    events: &EventHub,
+    name: &str,
+    change: impl FnOnce(&mut Download),
+) {
     let mut downloads = lock(downloads);
-    let Some(download) = downloads.get_mut(name) else { return };
+    let Some(download) = downloads.get_mut(name) else {
+        return;
+    };
     change(download);
     events.publish(EventBody::Download {
         name: name.to_owned(),
@@ -233,7 +269,11 @@ async fn pull(
         change_download(&downloads, &events, &entry.name, |d| {
             if d.state != "paused" {
                 let verifying = matches!(progress.phase, download::Phase::Verifying);
-                d.state = if verifying { "verifying" } else { "downloading" };
+                d.state = if verifying {
+                    "verifying"
+                } else {
+                    "downloading"
+                };
             }
             d.progress = progress.to_dto();
         });
@@ -260,14 +300,19 @@ fn local_offset_seconds() -> i64 {
     static OFFSET: std::sync::OnceLock<i64> = std::sync::OnceLock::new();
     *OFFSET.get_or_init(|| {
         let text = std::process::Command::new("date").arg("+%z").output().ok();
-        let text = text.and_then(|o| String::from_utf8(o.stdout).ok()).unwrap_or_default();
+        let text = text
+            .and_then(|o| String::from_utf8(o.stdout).ok())
+            .unwrap_or_default();
         let digits = text.trim();
         let (sign, rest) = match digits.split_at_checked(1) {
             Some(("-", rest)) => (-1, rest),
             Some(("+", rest)) => (1, rest),
             _ => return 0,
         };
-        match (rest.get(..2).and_then(|h| h.parse::<i64>().ok()), rest.get(2..4).and_then(|m| m.parse::<i64>().ok())) {
+        match (
+            rest.get(..2).and_then(|h| h.parse::<i64>().ok()),
+            rest.get(2..4).and_then(|m| m.parse::<i64>().ok()),
+        ) {
             (Some(h), Some(m)) => sign * (h * 3600 + m * 60),
             _ => 0,
         }
@@ -313,12 +358,14 @@ impl Control for Daemon {
         let (decision, labels) = self.decision().await?;
         let current = self.learning.current();
         let (training_state, reason) = match (&current, decision) {
-            (Some(run), _) if run.state == "paused" => {
-                ("paused", format!("Run {} is paused; its last update is on disk.", run.id))
-            }
-            (Some(run), _) if run.state == "checking" => {
-                ("checking", format!("Run {} is being compared with the live adapter.", run.id))
-            }
+            (Some(run), _) if run.state == "paused" => (
+                "paused",
+                format!("Run {} is paused; its last update is on disk.", run.id),
+            ),
+            (Some(run), _) if run.state == "checking" => (
+                "checking",
+                format!("Run {} is being compared with the live adapter.", run.id),
+            ),
             (Some(run), _) => ("training", format!("Run {} is training.", run.id)),
             (None, Decision::Wait(state, reason)) => (state, reason),
             (None, Decision::Start) => ("waiting", "A lesson is about to start.".to_owned()),
@@ -349,7 +396,10 @@ impl Control for Daemon {
             },
             adapter: AdapterStatus {
                 live: state.live.to_string(),
-                candidate: current.as_ref().filter(|r| r.state == "checking").and_then(|r| r.version.clone()),
+                candidate: current
+                    .as_ref()
+                    .filter(|r| r.state == "checking")
+                    .and_then(|r| r.version.clone()),
             },
             training: TrainingStatus {
                 state: training_state.to_owned(),
@@ -371,7 +421,11 @@ impl Control for Daemon {
             connect: ConnectStatus {
                 base_url: self.url.clone(),
                 openai_url: format!("{}/v1", self.url),
-                token_hint: self.token.as_ref().map(|t| t.chars().take(4).collect()).unwrap_or_default(),
+                token_hint: self
+                    .token
+                    .as_ref()
+                    .map(|t| t.chars().take(4).collect())
+                    .unwrap_or_default(),
                 first_request_at: (first > 0).then_some(first),
             },
             policy: PolicyStatus {
@@ -422,7 +476,10 @@ impl Control for Daemon {
             .into_iter()
             .map(|(name, points)| Series {
                 name,
-                points: points.into_iter().map(|(step, value)| (f64::from(step), value)).collect(),
+                points: points
+                    .into_iter()
+                    .map(|(step, value)| (f64::from(step), value))
+                    .collect(),
             })
             .collect())
     }
@@ -452,12 +509,18 @@ impl Control for Daemon {
             })
             .collect();
         items.reverse();
-        Ok(AdapterList { live: live.to_string(), items })
+        Ok(AdapterList {
+            live: live.to_string(),
+            items,
+        })
     }
 
     async fn adapter(&self, version: AdapterVersion) -> Result<Option<Adapter>, Failure> {
         let list = self.adapters().await?;
-        Ok(list.items.into_iter().find(|a| a.version == version.to_string()))
+        Ok(list
+            .items
+            .into_iter()
+            .find(|a| a.version == version.to_string()))
     }
 
     async fn activate_adapter(&self, version: AdapterVersion) -> Result<AdapterList, Failure> {
@@ -470,19 +533,30 @@ impl Control for Daemon {
         self.adapters().await
     }
 
-    async fn export_adapter(&self, version: AdapterVersion, request: ExportRequest) -> Result<Exported, Failure> {
+    async fn export_adapter(
+        &self,
+        version: AdapterVersion,
+        request: ExportRequest,
+    ) -> Result<Exported, Failure> {
         let row = self.row(version).await?;
         let out = match request.out {
             Some(out) => PathBuf::from(out),
-            None => self.data_dir.exports().join(format!("{version}-{}-{}", request.format, now())),
+            None => self
+                .data_dir
+                .exports()
+                .join(format!("{version}-{}-{}", request.format, now())),
         };
         if out.exists() {
             return Err(Failure::new(
                 Code::InvalidRequest,
-                format!("{} exists already; nothing was written, choose another directory", out.display()),
+                format!(
+                    "{} exists already; nothing was written, choose another directory",
+                    out.display()
+                ),
             ));
         }
-        let out = std::path::absolute(&out).map_err(|e| Failure::new(Code::InvalidRequest, e.to_string()))?;
+        let out = std::path::absolute(&out)
+            .map_err(|e| Failure::new(Code::InvalidRequest, e.to_string()))?;
         let card = json!({
             "version": version,
             "parent": row.parent,
@@ -491,16 +565,28 @@ impl Control for Daemon {
             "made_at_ms": row.created_at,
             "metrics": row.metrics,
         });
-        let files = AdapterFiles { version, dir: row.dir.into() };
-        let bytes = self.serving.export(files, request.format, out.clone(), card).await?;
-        Ok(Exported { path: out.to_string_lossy().into_owned(), bytes })
+        let files = AdapterFiles {
+            version,
+            dir: row.dir.into(),
+        };
+        let bytes = self
+            .serving
+            .export(files, request.format, out.clone(), card)
+            .await?;
+        Ok(Exported {
+            path: out.to_string_lossy().into_owned(),
+            bytes,
+        })
     }
 
     async fn import_adapter(&self, request: ImportAdapter) -> Result<Adapter, Failure> {
         let (rows, _) = self.adapter_rows().await?;
         let version = AdapterVersion(rows.last().map_or(0, |r| r.version.0) + 1);
         let out = self.data_dir.adapter(version);
-        let facts = self.serving.import(request.path.into(), out.clone(), request.force).await?;
+        let facts = self
+            .serving
+            .import(request.path.into(), out.clone(), request.force)
+            .await?;
         let row = AdapterRow {
             version,
             parent: None,
@@ -521,7 +607,10 @@ impl Control for Daemon {
     }
 
     async fn pin_adapter(&self, version: AdapterVersion, pinned: bool) -> Result<(), Failure> {
-        let row = AdapterRow { pinned, ..self.row(version).await? };
+        let row = AdapterRow {
+            pinned,
+            ..self.row(version).await?
+        };
         let store = self.store.clone();
         blocking(move || store.put_adapter(row)).await
     }
@@ -529,7 +618,10 @@ impl Control for Daemon {
     async fn prune_adapters(&self) -> Result<PruneResult, Failure> {
         let (rows, _) = self.adapter_rows().await?;
         let live = self.serving.state().live;
-        let parent = rows.iter().find(|r| r.version == live).and_then(|r| r.parent);
+        let parent = rows
+            .iter()
+            .find(|r| r.version == live)
+            .and_then(|r| r.parent);
         let from = rows.len().saturating_sub(KEPT_VERSIONS);
         let mut result = PruneResult::default();
         for row in rows.into_iter().take(from) {
@@ -540,7 +632,10 @@ impl Control for Daemon {
                 continue;
             }
             self.serving.unload(row.version);
-            let files = AdapterFiles { version: row.version, dir: dir.clone() };
+            let files = AdapterFiles {
+                version: row.version,
+                dir: dir.clone(),
+            };
             let _ = tokio::fs::remove_dir_all(files.state_dir()).await;
             tokio::fs::remove_dir_all(&dir)
                 .await
@@ -585,7 +680,11 @@ impl Control for Daemon {
             .collect();
         for model in installed {
             if items.iter().all(|i| i.name != model.name) {
-                let state = if model.name == active { "active" } else { "installed" };
+                let state = if model.name == active {
+                    "active"
+                } else {
+                    "installed"
+                };
                 items.push(Model {
                     title: model.name.clone(),
                     source: model.path.to_string_lossy().into_owned(),
@@ -608,25 +707,48 @@ impl Control for Daemon {
                 ..Model::default()
             });
         }
-        Ok(ModelList { items, hardware: machine.to_json() })
+        Ok(ModelList {
+            items,
+            hardware: machine.to_json(),
+        })
     }
 
     async fn pull_model(&self, name: &str) -> Result<(), Failure> {
-        let entry = Catalog::embedded()
-            .get(name)
-            .ok_or_else(|| Failure::new(Code::ModelNotFound, format!("there is no model '{name}' in the catalogue")))?;
+        let entry = Catalog::embedded().get(name).ok_or_else(|| {
+            Failure::new(
+                Code::ModelNotFound,
+                format!("there is no model '{name}' in the catalogue"),
+            )
+        })?;
         let cancel = CancellationToken::new();
         {
             let mut downloads = lock(&self.downloads);
-            if downloads.get(name).is_some_and(|d| d.state == "downloading" || d.state == "verifying") {
+            if downloads
+                .get(name)
+                .is_some_and(|d| d.state == "downloading" || d.state == "verifying")
+            {
                 return Ok(());
             }
-            let progress = DownloadProgress { total: entry.size_bytes(), ..Default::default() };
-            let download = Download { state: "downloading", progress, error: None, cancel: cancel.clone() };
+            let progress = DownloadProgress {
+                total: entry.size_bytes(),
+                ..Default::default()
+            };
+            let download = Download {
+                state: "downloading",
+                progress,
+                error: None,
+                cancel: cancel.clone(),
+            };
             downloads.insert(name.to_owned(), download);
         }
         change_download(&self.downloads, &self.events, name, |_| {});
-        tokio::spawn(pull(self.downloads.clone(), self.events.clone(), self.data_dir.clone(), entry, cancel));
+        tokio::spawn(pull(
+            self.downloads.clone(),
+            self.events.clone(),
+            self.data_dir.clone(),
+            entry,
+            cancel,
+        ));
         Ok(())
     }
 
@@ -647,7 +769,10 @@ impl Control for Daemon {
         }
         let resolved = catalog::resolve(name, &self.data_dir)?;
         let path = resolved.path.ok_or_else(|| {
-            Failure::new(Code::Unavailable, format!("the model {name} is not on this machine; pull it first"))
+            Failure::new(
+                Code::Unavailable,
+                format!("the model {name} is not on this machine; pull it first"),
+            )
         })?;
         // Adapters belong to the base they were trained on.
         self.serving.swap(None, AdapterVersion::BASE).await?;
@@ -659,7 +784,8 @@ impl Control for Daemon {
         })
         .await?;
         *lock(&self.model) = (resolved.name, path.clone());
-        self.serving.configure(worker_settings(&self.settings.load(), path, false));
+        self.serving
+            .configure(worker_settings(&self.settings.load(), path, false));
         Ok(())
     }
 
@@ -673,7 +799,10 @@ impl Control for Daemon {
 
     async fn remove_model(&self, name: &str) -> Result<(), Failure> {
         if self.model_name() == name {
-            return Err(Failure::new(Code::Conflict, format!("{name} answers now; serve another model first")));
+            return Err(Failure::new(
+                Code::Conflict,
+                format!("{name} answers now; serve another model first"),
+            ));
         }
         lock(&self.downloads).remove(name);
         catalog::remove(name, &self.data_dir)
@@ -686,9 +815,16 @@ impl Control for Daemon {
     async fn change_settings(&self, changes: Map<String, Value>) -> Result<Vec<Setting>, Failure> {
         let mut texts = Vec::new();
         for (key, value) in &changes {
-            let text = if value.is_null() { None } else { Some(settings::validate(key, value)?) };
+            let text = if value.is_null() {
+                None
+            } else {
+                Some(settings::validate(key, value)?)
+            };
             if settings::spec_of(key).is_none() {
-                return Err(Failure::new(Code::InvalidRequest, format!("There is no setting '{key}'.")));
+                return Err(Failure::new(
+                    Code::InvalidRequest,
+                    format!("There is no setting '{key}'."),
+                ));
             }
             texts.push((key.clone(), text));
         }
@@ -726,38 +862,65 @@ impl Control for Daemon {
         let gpu = if machine.gpus.is_empty() {
             "No NVIDIA GPU was found; serving and training use the CPU.".to_owned()
         } else {
-            machine.gpus.iter().map(|g| format!("{} ({:.0} GiB)", g.name, gib(g.memory_bytes))).collect::<Vec<_>>().join(", ")
+            machine
+                .gpus
+                .iter()
+                .map(|g| format!("{} ({:.0} GiB)", g.name, gib(g.memory_bytes)))
+                .collect::<Vec<_>>()
+                .join(", ")
         };
         let mut checks = vec![
             check("gateway", true, format!("Listening on {}.", self.url), None),
             check(
                 "model",
                 status.model.state == "ready",
-                status.model.error.clone().unwrap_or_else(|| format!("{} is {}.", status.model.name, status.model.state)),
-                Some("Choose another model on the Models page, or `spotter model pull smollm2-135m-instruct`."),
+                status
+                    .model
+                    .error
+                    .clone()
+                    .unwrap_or_else(|| format!("{} is {}.", status.model.name, status.model.state)),
+                Some(
+                    "Choose another model on the Models page, or `spotter model pull smollm2-135m-instruct`.",
+                ),
             ),
             check(
                 "worker",
                 status.worker.last_crash.is_none(),
                 match &status.worker.last_crash {
                     None => format!("The serving worker is {}.", status.worker.state),
-                    Some(crash) => format!("The serving worker was restarted {} times; last: {crash}.", status.worker.restarts),
+                    Some(crash) => format!(
+                        "The serving worker was restarted {} times; last: {crash}.",
+                        status.worker.restarts
+                    ),
                 },
                 Some("See the log in the data directory."),
             ),
             check(
                 "memory",
                 machine.memory_free_bytes > 1 << 30,
-                format!("{:.1} of {:.1} GiB of memory are free.", gib(machine.memory_free_bytes), gib(machine.memory_bytes)),
+                format!(
+                    "{:.1} of {:.1} GiB of memory are free.",
+                    gib(machine.memory_free_bytes),
+                    gib(machine.memory_bytes)
+                ),
                 Some("Close other programs before training."),
             ),
             check(
                 "disk",
                 status.disk.free_bytes > 1 << 30 && status.disk.recording_stopped.is_none(),
-                format!("{:.1} GiB are free in {}.", gib(status.disk.free_bytes), self.data_dir.root.display()),
+                format!(
+                    "{:.1} GiB are free in {}.",
+                    gib(status.disk.free_bytes),
+                    self.data_dir.root.display()
+                ),
                 Some("Free some space; recording goes on by itself then."),
             ),
-            check("processor", true, format!("{} cores. {gpu}", machine.cores), None),
+            check(
+                "processor",
+                true,
+                format!("{} cores. {gpu}", machine.cores),
+                None,
+            ),
             check("training", true, status.training.reason.clone(), None),
         ];
         let token = match &self.token_place {
@@ -790,6 +953,8 @@ impl Control for Daemon {
     fn request_seen(&self, _client: &str) {
         let at = now();
         self.last_request.store(at, Ordering::Relaxed);
-        let _ = self.first_request.compare_exchange(0, at, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self
+            .first_request
+            .compare_exchange(0, at, Ordering::Relaxed, Ordering::Relaxed);
     }
 }

@@ -17,7 +17,12 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { probe_rise: 0.05, entropy_left: 0.3, repetition_rise: 0.15, margin_fall: 0.02 }
+        Self {
+            probe_rise: 0.05,
+            entropy_left: 0.3,
+            repetition_rise: 0.15,
+            margin_fall: 0.02,
+        }
     }
 }
 
@@ -34,15 +39,28 @@ pub struct Decision {
 pub fn judge(e: &Evaluation, limits: Limits) -> Decision {
     let mut against = Vec::new();
     let mut notes = Vec::new();
-    let finite = [e.probe_base, e.probe_before, e.probe_after, e.entropy_after, e.repetition_after, e.kl_to_base];
+    let finite = [
+        e.probe_base,
+        e.probe_before,
+        e.probe_after,
+        e.entropy_after,
+        e.repetition_after,
+        e.kl_to_base,
+    ];
     if finite.iter().any(|v| !v.is_finite()) {
         against.push("Its evaluation gave numbers that are not finite.".to_owned());
     }
     if e.probe_base > 0.0 {
         let rise = e.probe_after / e.probe_base - 1.0;
-        let text = format!("General ability: the probe's loss is {:+.1} % against the base", rise * 100.0);
+        let text = format!(
+            "General ability: the probe's loss is {:+.1} % against the base",
+            rise * 100.0
+        );
         if rise > limits.probe_rise {
-            against.push(format!("{text}, more than the {:.0} % allowed.", limits.probe_rise * 100.0));
+            against.push(format!(
+                "{text}, more than the {:.0} % allowed.",
+                limits.probe_rise * 100.0
+            ));
         } else {
             notes.push(format!("{text}."));
         }
@@ -59,7 +77,9 @@ pub fn judge(e: &Evaluation, limits: Limits) -> Decision {
                 notes.push(format!("{text}."));
             }
         }
-        _ => notes.push("There are too few rated answers yet to hold some out for a comparison.".to_owned()),
+        _ => notes.push(
+            "There are too few rated answers yet to hold some out for a comparison.".to_owned(),
+        ),
     }
     if e.entropy_before > 0.0 && e.entropy_after < e.entropy_before * limits.entropy_left {
         against.push(format!(
@@ -76,7 +96,10 @@ pub fn judge(e: &Evaluation, limits: Limits) -> Decision {
     }
     let promoted = against.is_empty();
     against.extend(notes);
-    Decision { promoted, reasons: against }
+    Decision {
+        promoted,
+        reasons: against,
+    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use spotter_core::AdapterVersion;
 use spotter_core::code::{Code, Failure};
 use spotter_core::train::{
-    AdapterFiles, Dial, Estimator, TrainOutcome, TrainProgress, TrainRequest, TrainResult, TrainStep,
+    AdapterFiles, Dial, Estimator, TrainOutcome, TrainProgress, TrainRequest, TrainResult,
+    TrainStep,
 };
 use spotter_core::worker::WorkerSettings;
 use spotter_gateway::control::dto::{Changes, Dropped, Run, Verdict};
@@ -152,7 +153,10 @@ impl Learning {
                 let _ = active.wishes.send(Wish::Cancel);
                 Ok(())
             }
-            _ => Err(Failure::new(Code::NotFound, format!("run {id} is not under way"))),
+            _ => Err(Failure::new(
+                Code::NotFound,
+                format!("run {id} is not under way"),
+            )),
         }
     }
 
@@ -173,7 +177,10 @@ impl Learning {
     pub async fn start(&self, settings: RunSettings) -> Result<i64, Failure> {
         let _one_at_a_time = self.0.starting.lock().await;
         if let Some(run) = self.current() {
-            return Err(Failure::new(Code::Conflict, format!("run {} is under way already", run.id)));
+            return Err(Failure::new(
+                Code::Conflict,
+                format!("run {} is under way already", run.id),
+            ));
         }
         let store = self.0.store.clone();
         let labels = blocking(move || store.fresh_labels()).await?;
@@ -201,18 +208,27 @@ impl Learning {
         .await?;
         let run = Run { id, ..run };
         let (wishes, inbox) = mpsc::unbounded_channel();
-        *self.active() = Some(Active { run: run.clone(), began: Instant::now(), wishes });
+        *self.active() = Some(Active {
+            run: run.clone(),
+            began: Instant::now(),
+            wishes,
+        });
         self.publish(&run);
 
         let (steps, held_out) = hold_out(batch);
-        let parent = (!live.is_base())
-            .then(|| AdapterFiles { version: live, dir: self.0.data_dir.adapter(live) });
+        let parent = (!live.is_base()).then(|| AdapterFiles {
+            version: live,
+            dir: self.0.data_dir.adapter(live),
+        });
         let request = TrainRequest {
             run: id,
             checkpoint_dir: self.0.data_dir.run(id),
             output_dir: self.0.data_dir.adapter(version),
             version,
-            parent_state: parent.as_ref().map(AdapterFiles::state_dir).filter(|d| d.exists()),
+            parent_state: parent
+                .as_ref()
+                .map(AdapterFiles::state_dir)
+                .filter(|d| d.exists()),
             parent,
             live,
             steps,
@@ -228,21 +244,33 @@ impl Learning {
         Ok(id)
     }
 
-    async fn carry_out(&self, settings: RunSettings, request: TrainRequest, wishes: mpsc::UnboundedReceiver<Wish>) {
+    async fn carry_out(
+        &self,
+        settings: RunSettings,
+        request: TrainRequest,
+        wishes: mpsc::UnboundedReceiver<Wish>,
+    ) {
         let run = request.run;
         let held_out: Vec<_> = request.held_out.iter().map(|s| s.uid.clone()).collect();
         let activity = self.0.serving.activity();
         let (parent, version) = (request.live, request.version);
-        let result = train(settings.worker, request, wishes, activity, |told| match told {
-            Told::Progress(progress) => self.progress(&progress),
-            Told::Paused(paused) => {
-                self.change(|r| r.state = if paused { "paused" } else { "training" }.into());
-            }
-        })
+        let result = train(
+            settings.worker,
+            request,
+            wishes,
+            activity,
+            |told| match told {
+                Told::Progress(progress) => self.progress(&progress),
+                Told::Paused(paused) => {
+                    self.change(|r| r.state = if paused { "paused" } else { "training" }.into());
+                }
+            },
+        )
         .await;
         let ended = match result {
             Ok(TrainResult::Done { outcome }) => {
-                self.publish_candidate(&settings.base_model, parent, version, *outcome, &held_out).await
+                self.publish_candidate(&settings.base_model, parent, version, *outcome, &held_out)
+                    .await
             }
             Ok(TrainResult::Failed { failure, dropped }) => {
                 let store = self.0.store.clone();
@@ -252,7 +280,8 @@ impl Learning {
                 let dropped = if keep { dropped } else { Vec::new() };
                 let counted = count_reasons(&dropped);
                 self.change(|r| r.steps_dropped = counted);
-                let consumed = blocking(move || store.consume_batch(run, Vec::new(), dropped)).await;
+                let consumed =
+                    blocking(move || store.consume_batch(run, Vec::new(), dropped)).await;
                 consumed.and(Err(failure))
             }
             Err(failure) => Err(failure),
@@ -295,7 +324,9 @@ impl Learning {
     }
 
     fn publish(&self, run: &Run) {
-        self.0.events.publish(EventBody::Run { run: Box::new(run.clone()) });
+        self.0.events.publish(EventBody::Run {
+            run: Box::new(run.clone()),
+        });
     }
 
     async fn save(&self, run: &Run) {
@@ -318,7 +349,12 @@ impl Learning {
         let began = self.active().as_ref().map(|a| a.began);
         self.change(|r| {
             if r.state != "paused" {
-                r.state = if p.phase == "evaluating" { "checking" } else { "training" }.into();
+                r.state = if p.phase == "evaluating" {
+                    "checking"
+                } else {
+                    "training"
+                }
+                .into();
             }
             r.progress = p.fraction;
             r.phase = Some(p.phase.clone());
@@ -330,12 +366,24 @@ impl Learning {
         if p.metrics.is_empty() {
             return;
         }
-        let values: Vec<(String, f64)> = p.metrics.iter().map(|m| (m.name.clone(), m.value)).collect();
+        let values: Vec<(String, f64)> = p
+            .metrics
+            .iter()
+            .map(|m| (m.name.clone(), m.value))
+            .collect();
         if let Err(error) = self.0.store.append_metrics(p.run, p.step, values) {
             tracing::warn!(%error, "metrics were not stored");
         }
-        let values = p.metrics.iter().map(|m| (m.name.clone(), json!(m.value))).collect();
-        self.0.events.publish(EventBody::Metric { run_id: p.run, step: p.step, values });
+        let values = p
+            .metrics
+            .iter()
+            .map(|m| (m.name.clone(), json!(m.value)))
+            .collect();
+        self.0.events.publish(EventBody::Metric {
+            run_id: p.run,
+            step: p.step,
+            values,
+        });
     }
 
     /// Judges a candidate and, when it passes, makes it live.
@@ -349,12 +397,19 @@ impl Learning {
     ) -> Result<(), Failure> {
         let decision = judge(&outcome.evaluation, Limits::default());
         let evaluation = serde_json::to_value(&outcome.evaluation).unwrap_or(Value::Null);
-        let mut verdict = Verdict { promoted: decision.promoted, reasons: decision.reasons, evaluation };
+        let mut verdict = Verdict {
+            promoted: decision.promoted,
+            reasons: decision.reasons,
+            evaluation,
+        };
         let mut dropped = outcome.dropped.clone();
         let held = "held out, to judge the lesson by".to_owned();
         dropped.extend(held_out.iter().map(|uid| (uid.clone(), held.clone())));
-        let summary: serde_json::Map<String, Value> =
-            outcome.metrics.iter().map(|m| (m.name.clone(), json!(m.value))).collect();
+        let summary: serde_json::Map<String, Value> = outcome
+            .metrics
+            .iter()
+            .map(|m| (m.name.clone(), json!(m.value)))
+            .collect();
 
         let mut promoted = decision.promoted;
         if promoted {
@@ -366,13 +421,19 @@ impl Learning {
             if let Err(failure) = swapped {
                 promoted = false;
                 verdict.promoted = false;
-                verdict.reasons.insert(0, format!("It passed, but did not go live: {failure}."));
+                verdict
+                    .reasons
+                    .insert(0, format!("It passed, but did not go live: {failure}."));
             }
         }
         let row = AdapterRow {
             version,
             parent: Some(parent),
-            state: if promoted || decision.promoted { AdapterState::Kept } else { AdapterState::Rejected },
+            state: if promoted || decision.promoted {
+                AdapterState::Kept
+            } else {
+                AdapterState::Rejected
+            },
             run: Some(outcome.run),
             dir: outcome.adapter.dir.to_string_lossy().into_owned(),
             base_model: base_model.to_owned(),
@@ -407,7 +468,10 @@ impl Learning {
             r.changes = Some(changes);
             r.verdict = Some(verdict);
         });
-        self.0.events.publish(EventBody::Adapter { live: self.0.serving.state().live.to_string(), adapter: None });
+        self.0.events.publish(EventBody::Adapter {
+            live: self.0.serving.state().live.to_string(),
+            adapter: None,
+        });
         Ok(())
     }
 
@@ -423,17 +487,36 @@ impl Learning {
                 let list: Vec<String> = known.iter().map(|a| a.version.to_string()).collect();
                 Failure::new(
                     Code::NotFound,
-                    format!("there is no adapter {version}; there are base {}", list.join(" ")),
+                    format!(
+                        "there is no adapter {version}; there are base {}",
+                        list.join(" ")
+                    ),
                 )
             })?;
-            if !self.0.serving.state().loaded.iter().any(|a| a.version == version) {
-                self.0.serving.load_adapter(AdapterFiles { version, dir: row.dir.clone().into() }).await?;
+            if !self
+                .0
+                .serving
+                .state()
+                .loaded
+                .iter()
+                .any(|a| a.version == version)
+            {
+                self.0
+                    .serving
+                    .load_adapter(AdapterFiles {
+                        version,
+                        dir: row.dir.clone().into(),
+                    })
+                    .await?;
             }
         }
         self.0.serving.swap(None, version).await?;
         let store = self.0.store.clone();
         blocking(move || store.set_live(version)).await?;
-        self.0.events.publish(EventBody::Adapter { live: version.to_string(), adapter: None });
+        self.0.events.publish(EventBody::Adapter {
+            live: version.to_string(),
+            adapter: None,
+        });
         Ok(())
     }
 
@@ -444,11 +527,18 @@ impl Learning {
     pub async fn rollback(&self) -> Result<AdapterVersion, Failure> {
         let live = self.0.serving.state().live;
         if live.is_base() {
-            return Err(Failure::new(Code::Conflict, "the base model is live; there is nothing to roll back"));
+            return Err(Failure::new(
+                Code::Conflict,
+                "the base model is live; there is nothing to roll back",
+            ));
         }
         let store = self.0.store.clone();
         let known = blocking(move || store.adapters()).await?;
-        let parent = known.iter().find(|a| a.version == live).and_then(|a| a.parent).unwrap_or_default();
+        let parent = known
+            .iter()
+            .find(|a| a.version == live)
+            .and_then(|a| a.parent)
+            .unwrap_or_default();
         self.activate(parent).await?;
         Ok(parent)
     }
@@ -463,8 +553,13 @@ impl Learning {
             return Ok(());
         }
         let store = self.0.store.clone();
-        let (approval, adapters) = blocking(move || Ok((store.approval()?, store.adapters()?))).await?;
-        let parent = adapters.iter().find(|a| a.version == live).and_then(|a| a.parent).unwrap_or_default();
+        let (approval, adapters) =
+            blocking(move || Ok((store.approval()?, store.adapters()?))).await?;
+        let parent = adapters
+            .iter()
+            .find(|a| a.version == live)
+            .and_then(|a| a.parent)
+            .unwrap_or_default();
         let rate = |version| {
             approval
                 .iter()
@@ -476,7 +571,9 @@ impl Learning {
             && m >= WATCHED
             && now < before - APPROVAL_FALL
         {
-            self.0.rolled_back.store(i64::from(live.0), Ordering::Relaxed);
+            self.0
+                .rolled_back
+                .store(i64::from(live.0), Ordering::Relaxed);
             let message = format!(
                 "{live} is liked less ({:.0} % of {n}) than {parent} was ({:.0} % of {m}), so {parent} answers again.",
                 now * 100.0,
@@ -502,7 +599,9 @@ fn hold_out(batch: Vec<TrainStep>) -> (Vec<TrainStep>, Vec<TrainStep>) {
     }
     batch.into_iter().partition(|step| {
         let sum: u64 = step.uid.as_str().bytes().map(u64::from).sum();
-        step.correction.is_some() || step.reward.as_ref().is_none_or(|r| r.credit < 1.0) || !sum.is_multiple_of(HOLD_OUT_SHARE)
+        step.correction.is_some()
+            || step.reward.as_ref().is_none_or(|r| r.credit < 1.0)
+            || !sum.is_multiple_of(HOLD_OUT_SHARE)
     })
 }
 
@@ -511,7 +610,13 @@ fn count_reasons(dropped: &[(spotter_core::id::StepUid, String)]) -> Vec<Dropped
     for (_, reason) in dropped {
         *counts.entry(reason.as_str()).or_default() += 1;
     }
-    counts.into_iter().map(|(reason, count)| Dropped { reason: reason.to_owned(), count }).collect()
+    counts
+        .into_iter()
+        .map(|(reason, count)| Dropped {
+            reason: reason.to_owned(),
+            count,
+        })
+        .collect()
 }
 
 fn changes(outcome: &TrainOutcome) -> Changes {
@@ -529,7 +634,11 @@ fn changes(outcome: &TrainOutcome) -> Changes {
         liked_after: mean(true, true),
         disliked_before: mean(false, false),
         disliked_after: mean(false, true),
-        items: outcome.changes.iter().filter_map(|c| serde_json::to_value(c).ok()).collect(),
+        items: outcome
+            .changes
+            .iter()
+            .filter_map(|c| serde_json::to_value(c).ok())
+            .collect(),
     }
 }
 
@@ -547,8 +656,14 @@ fn estimator_name(estimator: Estimator) -> &'static str {
 
 /// Bytes of a directory's files, one level deep.
 pub(crate) fn directory_bytes(dir: &std::path::Path) -> u64 {
-    let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
-    entries.flatten().filter_map(|e| e.metadata().ok()).map(|m| m.len()).sum()
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return 0;
+    };
+    entries
+        .flatten()
+        .filter_map(|e| e.metadata().ok())
+        .map(|m| m.len())
+        .sum()
 }
 
 /// What of a run is kept as JSON.
@@ -593,7 +708,11 @@ mod tests {
             adapter: AdapterVersion::BASE,
             temperature: 1.0,
             top_p: 1.0,
-            reward: Some(StepReward { value: 1.0, source: RewardSource::User, credit: 1.0 }),
+            reward: Some(StepReward {
+                value: 1.0,
+                source: RewardSource::User,
+                credit: 1.0,
+            }),
             correction: (i % 5 == 0).then(|| "better".to_owned()),
         }
     }

@@ -31,7 +31,10 @@ fn executable() -> Result<PathBuf, Failure> {
     }
     Err(Failure::new(
         Code::Unavailable,
-        format!("the worker {} is missing; build it, or set SPOTTER_WORKER to where it is", path.display()),
+        format!(
+            "the worker {} is missing; build it, or set SPOTTER_WORKER to where it is",
+            path.display()
+        ),
     ))
 }
 
@@ -63,7 +66,9 @@ impl Process {
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .map_err(|e| Failure::new(Code::Unavailable, format!("the worker does not start: {e}")))?;
+            .map_err(|e| {
+                Failure::new(Code::Unavailable, format!("the worker does not start: {e}"))
+            })?;
         let mut stdin = child.stdin.take().ok_or_else(|| lost("input"))?;
         let stdout = child.stdout.take().ok_or_else(|| lost("output"))?;
         let stderr = child.stderr.take().ok_or_else(|| lost("log"))?;
@@ -71,7 +76,9 @@ impl Process {
         let (commands, mut outgoing) = mpsc::unbounded_channel::<Command>();
         tokio::spawn(async move {
             while let Some(command) = outgoing.recv().await {
-                let Ok(mut line) = serde_json::to_vec(&command) else { continue };
+                let Ok(mut line) = serde_json::to_vec(&command) else {
+                    continue;
+                };
                 line.push(b'\n');
                 if stdin.write_all(&line).await.is_err() || stdin.flush().await.is_err() {
                     return;
@@ -105,7 +112,12 @@ impl Process {
                 heard.push_back(line);
             }
         });
-        Ok(Self { child, commands, reports, words })
+        Ok(Self {
+            child,
+            commands,
+            reports,
+            words,
+        })
     }
 
     /// Hands a command to the worker's pipe.
@@ -128,7 +140,10 @@ impl Process {
         // The log's reader may be a moment behind the process.
         tokio::time::sleep(Duration::from_millis(50)).await;
         let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
-        let panic = words.iter().rev().find(|line| line.contains("panicked") || line.contains("ERROR"));
+        let panic = words
+            .iter()
+            .rev()
+            .find(|line| line.contains("panicked") || line.contains("ERROR"));
         match panic.or_else(|| words.back()) {
             Some(line) => format!("{status}; its last words: {line}"),
             None => status,
@@ -137,9 +152,14 @@ impl Process {
 
     /// Asks the worker to finish and waits; kills it when it does not.
     pub(crate) async fn shutdown(mut self, grace: Duration) {
-        self.send(Command::Shutdown { grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX) });
+        self.send(Command::Shutdown {
+            grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
+        });
         let patience = grace + Duration::from_secs(5);
-        if tokio::time::timeout(patience, self.child.wait()).await.is_err() {
+        if tokio::time::timeout(patience, self.child.wait())
+            .await
+            .is_err()
+        {
             tracing::warn!("a worker did not end in time and was killed");
             let _ = self.child.kill().await;
         }

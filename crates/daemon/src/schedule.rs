@@ -38,7 +38,11 @@ pub struct Floor {
 /// Whether a run may start, or one sentence why not.
 pub fn labels_suffice(labels: LabelCounts, needed: u64) -> Result<(), String> {
     if labels.labels < needed {
-        let plural = if labels.labels == 1 { "answer" } else { "answers" };
+        let plural = if labels.labels == 1 {
+            "answer"
+        } else {
+            "answers"
+        };
         return Err(format!(
             "{} rated {plural} of {needed} that a lesson needs; rate a few more.",
             labels.labels
@@ -93,8 +97,16 @@ pub fn decide(policy: &Policy, floor: Floor, now: Now) -> Decision {
     if !now.ready {
         return Decision::Wait("waiting", "The model is not loaded yet.".into());
     }
-    if let Policy::Hours { from, until, open: false } = policy {
-        return Decision::Wait("waiting", format!("A lesson is ready; it waits for {from}, and trains until {until}."));
+    if let Policy::Hours {
+        from,
+        until,
+        open: false,
+    } = policy
+    {
+        return Decision::Wait(
+            "waiting",
+            format!("A lesson is ready; it waits for {from}, and trains until {until}."),
+        );
     }
     if let Policy::Idle { minutes } = policy
         && now.idle_seconds < minutes * 60
@@ -130,11 +142,18 @@ mod tests {
 
     use super::{Decision, Floor, Now, Policy, decide, is_open, labels_suffice};
 
-    const FLOOR: Floor = Floor { automatic: 16, least: 8 };
+    const FLOOR: Floor = Floor {
+        automatic: 16,
+        least: 8,
+    };
 
     fn now(labels: u64, negative: u64, corrections: u64) -> Now {
         Now {
-            labels: LabelCounts { labels, negative, corrections },
+            labels: LabelCounts {
+                labels,
+                negative,
+                corrections,
+            },
             idle_seconds: 30,
             paused: false,
             ready: true,
@@ -158,25 +177,53 @@ mod tests {
         assert_eq!(state(Policy::Always, now(16, 0, 1)), "start");
         assert_eq!(state(Policy::Idle { minutes: 5 }, now(16, 2, 0)), "waiting");
         assert_eq!(state(Policy::Idle { minutes: 0 }, now(16, 2, 0)), "start");
-        let hours = |open| Policy::Hours { from: "22:00".into(), until: "06:00".into(), open };
+        let hours = |open| Policy::Hours {
+            from: "22:00".into(),
+            until: "06:00".into(),
+            open,
+        };
         assert_eq!(state(hours(false), now(16, 2, 0)), "waiting");
         assert_eq!(state(hours(true), now(16, 2, 0)), "start");
         assert_eq!(state(Policy::Manual, now(99, 9, 9)), "off");
-        assert_eq!(state(Policy::Always, Now { paused: true, ..now(99, 9, 9) }), "paused");
-        assert_eq!(state(Policy::Always, Now { ready: false, ..now(99, 9, 9) }), "waiting");
+        assert_eq!(
+            state(
+                Policy::Always,
+                Now {
+                    paused: true,
+                    ..now(99, 9, 9)
+                }
+            ),
+            "paused"
+        );
+        assert_eq!(
+            state(
+                Policy::Always,
+                Now {
+                    ready: false,
+                    ..now(99, 9, 9)
+                }
+            ),
+            "waiting"
+        );
     }
 
     #[test]
     fn hours_may_cross_midnight() {
         assert!(is_open("22:00", "06:00", 23 * 60) && is_open("22:00", "06:00", 60));
         assert!(!is_open("22:00", "06:00", 12 * 60));
-        assert!(is_open("09:00", "17:30", 17 * 60 + 29) && !is_open("09:00", "17:30", 17 * 60 + 30));
+        assert!(
+            is_open("09:00", "17:30", 17 * 60 + 29) && !is_open("09:00", "17:30", 17 * 60 + 30)
+        );
         assert!(!is_open("9 o'clock", "17:00", 600));
     }
 
     #[test]
     fn a_person_may_ask_earlier() {
-        let labels = |labels, negative| LabelCounts { labels, negative, corrections: 0 };
+        let labels = |labels, negative| LabelCounts {
+            labels,
+            negative,
+            corrections: 0,
+        };
         assert!(labels_suffice(labels(8, 2), FLOOR.least).is_ok());
         assert!(labels_suffice(labels(7, 2), FLOOR.least).is_err());
         assert!(labels_suffice(labels(8, 0), FLOOR.least).is_err());

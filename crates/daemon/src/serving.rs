@@ -16,7 +16,9 @@ use spotter_core::AdapterVersion;
 use spotter_core::code::{Code, Failure};
 use spotter_core::generate::{GenerateEvent, GenerateRequest, Prompt};
 use spotter_core::train::AdapterFiles;
-use spotter_core::worker::{Command, ModelFacts, PROTOCOL, Report, ServeCounters, WorkerRole, WorkerSettings};
+use spotter_core::worker::{
+    Command, ModelFacts, PROTOCOL, Report, ServeCounters, WorkerRole, WorkerSettings,
+};
 use spotter_gateway::engine::{Adapters, Engine, EventStream};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -53,9 +55,17 @@ pub struct State {
 }
 
 enum Order {
-    Generate { id: u64, request: Box<GenerateRequest>, events: mpsc::UnboundedSender<GenerateEvent> },
+    Generate {
+        id: u64,
+        request: Box<GenerateRequest>,
+        events: mpsc::UnboundedSender<GenerateEvent>,
+    },
     Cancel(u64),
-    Ask { id: u64, command: Box<Command>, reply: oneshot::Sender<Report> },
+    Ask {
+        id: u64,
+        command: Box<Command>,
+        reply: oneshot::Sender<Report>,
+    },
     Unload(AdapterVersion),
     Configure(Box<WorkerSettings>),
     Shutdown(oneshot::Sender<()>),
@@ -71,14 +81,26 @@ pub struct Serving {
 }
 
 fn away() -> Failure {
-    Failure::new(Code::Unavailable, "the serving worker is restarting; try again in a moment")
+    Failure::new(
+        Code::Unavailable,
+        "the serving worker is restarting; try again in a moment",
+    )
 }
 
 impl Serving {
     /// Starts supervising. `loaded` and `live` are restored in every worker that starts.
-    pub fn start(settings: WorkerSettings, loaded: Vec<AdapterFiles>, live: AdapterVersion) -> Self {
+    pub fn start(
+        settings: WorkerSettings,
+        loaded: Vec<AdapterFiles>,
+        live: AdapterVersion,
+    ) -> Self {
         let (orders, inbox) = mpsc::unbounded_channel();
-        let state = Arc::new(Mutex::new(State { phase: "starting", loaded, live, ..State::default() }));
+        let state = Arc::new(Mutex::new(State {
+            phase: "starting",
+            loaded,
+            live,
+            ..State::default()
+        }));
         let (activity, active) = watch::channel(false);
         let supervisor = Supervisor {
             settings,
@@ -89,7 +111,12 @@ impl Serving {
             activity,
         };
         tokio::spawn(supervisor.run());
-        Self { orders, state, next_id: Arc::new(AtomicU64::new(1)), active }
+        Self {
+            orders,
+            state,
+            next_id: Arc::new(AtomicU64::new(1)),
+            active,
+        }
     }
 
     /// A copy of the state.
@@ -111,7 +138,11 @@ impl Serving {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (reply, answer) = oneshot::channel();
         self.orders
-            .send(Order::Ask { id, command: Box::new(command(id)), reply })
+            .send(Order::Ask {
+                id,
+                command: Box::new(command(id)),
+                reply,
+            })
             .map_err(|_| away())?;
         answer.await.map_err(|_| away())
     }
@@ -138,7 +169,11 @@ impl Serving {
     ///
     /// # Errors
     /// `Conflict` when another version is live, `ModelNotFound` when `to` is not loaded.
-    pub async fn swap(&self, expected: Option<AdapterVersion>, to: AdapterVersion) -> Result<(), Failure> {
+    pub async fn swap(
+        &self,
+        expected: Option<AdapterVersion>,
+        to: AdapterVersion,
+    ) -> Result<(), Failure> {
         match self.ask(|id| Command::Swap { id, expected, to }).await? {
             Report::Swapped { result, .. } => {
                 lock(&self.state).live = result?;
@@ -165,7 +200,16 @@ impl Serving {
         out: std::path::PathBuf,
         card: serde_json::Value,
     ) -> Result<u64, Failure> {
-        match self.ask(|id| Command::Export { id, adapter, format, out, card }).await? {
+        match self
+            .ask(|id| Command::Export {
+                id,
+                adapter,
+                format,
+                out,
+                card,
+            })
+            .await?
+        {
             Report::Exported { result, .. } => result,
             _ => Err(away()),
         }
@@ -181,7 +225,15 @@ impl Serving {
         out: std::path::PathBuf,
         force: bool,
     ) -> Result<serde_json::Value, Failure> {
-        match self.ask(|id| Command::Import { id, source, out, force }).await? {
+        match self
+            .ask(|id| Command::Import {
+                id,
+                source,
+                out,
+                force,
+            })
+            .await?
+        {
             Report::Imported { result, .. } => result,
             _ => Err(away()),
         }
@@ -211,9 +263,15 @@ struct Generation {
 impl Stream for Generation {
     type Item = GenerateEvent;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<GenerateEvent>> {
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<GenerateEvent>> {
         let next = self.events.poll_recv(context);
-        if let Poll::Ready(None | Some(GenerateEvent::Finished { .. } | GenerateEvent::Failed { .. })) = &next {
+        if let Poll::Ready(
+            None | Some(GenerateEvent::Finished { .. } | GenerateEvent::Failed { .. }),
+        ) = &next
+        {
             self.ended = true;
         }
         next
@@ -237,13 +295,28 @@ impl Engine for Serving {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, events) = mpsc::unbounded_channel();
         self.orders
-            .send(Order::Generate { id, request: Box::new(request), events: sender })
+            .send(Order::Generate {
+                id,
+                request: Box::new(request),
+                events: sender,
+            })
             .map_err(|_| away())?;
-        Ok(Box::pin(Generation { id, events, orders: self.orders.clone(), ended: false }))
+        Ok(Box::pin(Generation {
+            id,
+            events,
+            orders: self.orders.clone(),
+            ended: false,
+        }))
     }
 
     async fn count_tokens(&self, prompt: Prompt) -> Result<u32, Failure> {
-        match self.ask(|id| Command::CountTokens { id, prompt: Box::new(prompt) }).await? {
+        match self
+            .ask(|id| Command::CountTokens {
+                id,
+                prompt: Box::new(prompt),
+            })
+            .await?
+        {
             Report::TokenCount { result, .. } => result,
             _ => Err(away()),
         }
@@ -258,7 +331,10 @@ impl Engine for Serving {
         let mut loaded: Vec<AdapterVersion> = state.loaded.iter().map(|a| a.version).collect();
         loaded.push(AdapterVersion::BASE);
         loaded.sort_unstable();
-        Adapters { live: state.live, loaded }
+        Adapters {
+            live: state.live,
+            loaded,
+        }
     }
 
     fn ready(&self) -> bool {
@@ -399,7 +475,8 @@ impl Supervisor {
 
     fn publish_activity(&self) {
         let active = !self.generations.is_empty();
-        self.activity.send_if_modified(|now| std::mem::replace(now, active) != active);
+        self.activity
+            .send_if_modified(|now| std::mem::replace(now, active) != active);
     }
 
     /// From `Start` to the end of one worker.
@@ -409,7 +486,10 @@ impl Supervisor {
             state.pid = process.pid();
             state.facts = None;
         }
-        process.send(Command::Start { protocol: PROTOCOL, settings: Box::new(self.settings.clone()) });
+        process.send(Command::Start {
+            protocol: PROTOCOL,
+            settings: Box::new(self.settings.clone()),
+        });
         let mut ready = false;
         loop {
             tokio::select! {
@@ -482,22 +562,37 @@ impl Supervisor {
             process.send(Command::LoadAdapter { id: 0, adapter });
         }
         if !live.is_base() {
-            process.send(Command::Swap { id: 0, expected: None, to: live });
+            process.send(Command::Swap {
+                id: 0,
+                expected: None,
+                to: live,
+            });
         }
         let mut ids: Vec<u64> = self.generations.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {
-            process.send(Command::Generate { id, request: self.generations[&id].request.clone() });
+            process.send(Command::Generate {
+                id,
+                request: self.generations[&id].request.clone(),
+            });
         }
     }
 
     fn hear(&mut self, report: Report) {
         match report {
             Report::Generate { id, event } => {
-                let Some(running) = self.generations.get_mut(&id) else { return };
-                let ends = matches!(event, GenerateEvent::Finished { .. } | GenerateEvent::Failed { .. });
+                let Some(running) = self.generations.get_mut(&id) else {
+                    return;
+                };
+                let ends = matches!(
+                    event,
+                    GenerateEvent::Finished { .. } | GenerateEvent::Failed { .. }
+                );
                 // A restart repeats the preparation, which the client must not see twice.
-                running.begun |= matches!(event, GenerateEvent::Started { .. } | GenerateEvent::Delta { .. });
+                running.begun |= matches!(
+                    event,
+                    GenerateEvent::Started { .. } | GenerateEvent::Delta { .. }
+                );
                 let _ = running.events.send(event);
                 if ends {
                     self.generations.remove(&id);
@@ -509,7 +604,14 @@ impl Supervisor {
                 state.resident = resident;
                 state.counters = serve.unwrap_or_default();
             }
-            Report::AdapterLoaded { id: 0, result: Err(failure) } | Report::Swapped { id: 0, result: Err(failure) } => {
+            Report::AdapterLoaded {
+                id: 0,
+                result: Err(failure),
+            }
+            | Report::Swapped {
+                id: 0,
+                result: Err(failure),
+            } => {
                 tracing::error!(%failure, "the adapter could not be restored; the base answers");
                 lock(&self.state).live = AdapterVersion::BASE;
             }

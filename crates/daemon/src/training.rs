@@ -48,7 +48,10 @@ pub async fn train(
     mut tell: impl FnMut(Told),
 ) -> Result<TrainResult, Failure> {
     let mut process = Process::spawn(&[WorkerRole::Train])?;
-    process.send(Command::Start { protocol: PROTOCOL, settings: Box::new(settings) });
+    process.send(Command::Start {
+        protocol: PROTOCOL,
+        settings: Box::new(settings),
+    });
     let mut request = Some(request);
     let outcome = loop {
         tokio::select! {
