@@ -199,7 +199,8 @@ pub(crate) async fn begin(
             sampling: call.sampling.clone(),
             adapter: choice,
             session: place.session.to_string(),
-            turn: Some(place.turn.clone()),
+            // A repeated question is a new attempt and gets the version that is live now.
+            turn: Some(place.trajectory.to_string()),
             top_logprobs: call.top_logprobs,
             deadline_ms: None,
         };
