@@ -141,23 +141,24 @@ fn openclaw(path: &Path, target: &Target, dry_run: bool, output: Output) -> Resu
     let after =
         connect::openclaw_connect(&before, &target.url, &target.token, target.context_length)
             .with_context(|| format!("{} is left as it is", path.display()))?;
-    let backup = backup_of(path);
-    // The first connection's backup is the one that undoing needs.
-    let fresh = connect::openclaw_disconnect(&before, None).is_ok_and(|text| text == before);
-    let changed = before != after;
-    if changed && !dry_run {
-        if fresh {
-            write(&backup, &before)?;
-        }
-        write(path, &after)?;
-    }
-    tell(
+    let edit = Edit {
         path,
-        &backup,
-        &before,
-        &after,
-        &target.token,
+        backup: backup_of(path),
+        before,
+        after,
         dry_run,
+    };
+    // The backup of the first connection is the one that undoing needs.
+    let fresh = connect::openclaw_disconnect(&edit.before, None)? == edit.before;
+    if edit.writes() {
+        if fresh {
+            write(&edit.backup, &edit.before)?;
+        }
+        write(path, &edit.after)?;
+    }
+    edit.tell(
+        &target.token,
+        " `spotter connect openclaw --undo` takes it back.",
         output,
     );
     Ok(())
@@ -168,52 +169,62 @@ fn undo(path: &Path, token: &str, dry_run: bool, output: Output) -> Result<()> {
     let backup = backup_of(path);
     let after = connect::openclaw_disconnect(&before, read(&backup)?.as_deref())
         .with_context(|| format!("{} is left as it is", path.display()))?;
-    if before != after && !dry_run {
-        if after.is_empty() {
+    let edit = Edit {
+        path,
+        backup,
+        before,
+        after,
+        dry_run,
+    };
+    if edit.writes() {
+        if edit.after.is_empty() {
             // There was none before.
             fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
         } else {
-            write(path, &after)?;
+            write(path, &edit.after)?;
         }
     }
-    tell(path, &backup, &before, &after, token, dry_run, output);
+    edit.tell(token, "", output);
     Ok(())
 }
 
-fn tell(
-    path: &Path,
-    backup: &Path,
-    before: &str,
-    after: &str,
-    token: &str,
+/// A change of a client's file.
+struct Edit<'a> {
+    path: &'a Path,
+    backup: PathBuf,
+    before: String,
+    after: String,
     dry_run: bool,
-    output: Output,
-) {
-    let changed = before != after;
-    let mut diff = connect::diff(before, after);
-    if !token.is_empty() {
-        diff = diff.replace(token, "(the token)");
+}
+
+impl Edit<'_> {
+    fn writes(&self) -> bool {
+        self.before != self.after && !self.dry_run
     }
-    output.result(
-        &json!({
-            "path": path,
-            "backup": backup.exists().then_some(backup),
-            "changed": changed && !dry_run,
-            "dry_run": dry_run,
+
+    fn tell(&self, token: &str, advice: &str, output: Output) {
+        let mut diff = connect::diff(&self.before, &self.after);
+        if !token.is_empty() {
+            diff = diff.replace(token, "(the token)");
+        }
+        let path = self.path.display();
+        let json = json!({
+            "path": self.path,
+            "backup": self.backup.exists().then_some(&self.backup),
+            "changed": self.writes(),
+            "dry_run": self.dry_run,
             "diff": diff,
-        }),
-        || {
-            let end = match (changed, dry_run) {
-                (false, _) => format!("{} needs no change.", path.display()),
-                (true, true) => format!("{} would change so.", path.display()),
-                (true, false) => format!(
-                    "{} is changed; `spotter connect openclaw --undo` takes it back.",
-                    path.display()
-                ),
-            };
-            format!("{diff}{end}")
-        },
-    );
+        });
+        output.result(&json, || {
+            if self.writes() {
+                format!("{diff}{path} is changed.{advice}")
+            } else if self.before == self.after {
+                format!("{path} needs no change.")
+            } else {
+                format!("{diff}{path} would change so.")
+            }
+        });
+    }
 }
 
 /// Replaces a file as a whole, keeping its permissions; a new one is its owner's only.

@@ -82,8 +82,6 @@ const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 struct Fetcher {
     client: Client,
-    /// Asks without following a redirect.
-    asking: Client,
     index: Option<String>,
     hub: Option<String>,
     /// Attempts in a row that may bring nothing.
@@ -112,20 +110,8 @@ enum Stop {
 impl Fetcher {
     fn new(env: impl Fn(&str) -> Option<String>) -> Result<Self, Failure> {
         let set = |key: &str| env(key).filter(|value| !value.is_empty());
-        let builder = || {
-            Client::builder()
-                .connect_timeout(Duration::from_secs(15))
-                .read_timeout(Duration::from_secs(60))
-                .user_agent(concat!("spotter/", env!("CARGO_PKG_VERSION")))
-        };
-        let build = |builder: reqwest::ClientBuilder| {
-            builder
-                .build()
-                .map_err(|error| Failure::new(Code::Internal, format!("no HTTP client: {error}")))
-        };
         Ok(Self {
-            client: build(builder())?,
-            asking: build(builder().redirect(reqwest::redirect::Policy::none()))?,
+            client: http(Client::builder())?,
             index: set("PIP_INDEX_URL"),
             hub: set("HF_ENDPOINT"),
             attempts: 6,
@@ -449,7 +435,9 @@ impl Fetcher {
             hub.trim_end_matches('/')
         ))
         .map_err(|error| unavailable(format!("HF_ENDPOINT is not an address: {error}")))?;
-        let asked = self.asking.head(url.clone()).send();
+        // The checksum is in the answer that redirects.
+        let asking = http(Client::builder().redirect(reqwest::redirect::Policy::none()))?;
+        let asked = asking.head(url.clone()).send();
         let answer = tokio::select! {
             () = cancel.cancelled() => return Err(cancelled()),
             answer = asked => answer,
@@ -466,6 +454,15 @@ impl Fetcher {
             size: entry.exact_size(),
         })
     }
+}
+
+fn http(builder: reqwest::ClientBuilder) -> Result<Client, Failure> {
+    builder
+        .connect_timeout(Duration::from_secs(15))
+        .read_timeout(Duration::from_secs(60))
+        .user_agent(concat!("spotter/", env!("CARGO_PKG_VERSION")))
+        .build()
+        .map_err(|error| Failure::new(Code::Internal, format!("no HTTP client: {error}")))
 }
 
 async fn write_body(
@@ -884,3 +881,6 @@ fn mismatch(expected: &str, found: &str) -> Failure {
         ),
     )
 }
+
+#[cfg(test)]
+mod tests;
