@@ -4,6 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use spotter_daemon::Config;
 use spotter_daemon::catalog;
 use spotter_daemon::data_dir::DataDir;
 use spotter_daemon::settings::{self, RawSettings, Schedule};
@@ -48,8 +49,15 @@ pub(crate) async fn run(args: args::Serve, data_dir: DataDir) -> Result<ExitCode
         tracing::info!("fetching the model {}", entry.name);
         model::fetch(entry, &data_dir, stop.clone()).await?;
     }
-    let _ = (args.print_connection, args.ui_dir, args.open);
-    anyhow::bail!("this build has no daemon yet")
+    let config = Config {
+        raw,
+        data_dir,
+        print_connection: args.print_connection,
+        ui_dir: args.ui_dir,
+        open: args.open,
+    };
+    spotter_daemon::run(config, stop.cancelled_owned()).await?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Cancelled by the first SIGINT or SIGTERM; the second ends the process at once.
