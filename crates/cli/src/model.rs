@@ -47,6 +47,7 @@ pub(crate) async fn run(
             );
         }
         Model::Import { path } => {
+            spotter_daemon::inspect(&path).await?;
             let taken = catalog::import(&path, data_dir)?;
             output.result(
                 &json!({"name": taken.name, "path": taken.path, "size_bytes": taken.size_bytes}),

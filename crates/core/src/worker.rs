@@ -180,6 +180,16 @@ pub struct ModelFacts {
     pub load_seconds: f64,
 }
 
+/// What `spotter-worker --inspect PATH` prints: whether a model can be used at all.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Inspection {
+    /// It loads; these are its facts.
+    Model(Box<ModelFacts>),
+    /// It does not, and why.
+    Failure(Failure),
+}
+
 /// A serving worker's counters, sent with `Heartbeat`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServeCounters {

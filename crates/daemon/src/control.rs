@@ -791,6 +791,7 @@ impl Control for Daemon {
 
     async fn import_model(&self, path: &str) -> Result<String, Failure> {
         let (path, data_dir) = (PathBuf::from(path), self.data_dir.clone());
+        crate::process::inspect(&path).await?;
         let installed = tokio::task::spawn_blocking(move || catalog::import(&path, &data_dir))
             .await
             .map_err(|e| Failure::new(Code::Internal, e.to_string()))??;

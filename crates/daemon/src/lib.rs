@@ -19,6 +19,7 @@ pub mod gate;
 pub mod hardware;
 pub mod learning;
 mod process;
+pub use process::inspect;
 pub mod schedule;
 pub mod secrets;
 pub mod serving;

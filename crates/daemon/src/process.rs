@@ -1,13 +1,13 @@
 //! One worker process: its pipes, its last words, its end.
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use spotter_core::code::{Code, Failure};
-use spotter_core::worker::{Command, Report, WorkerRole};
+use spotter_core::worker::{Command, Inspection, ModelFacts, Report, WorkerRole};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Child;
 use tokio::sync::mpsc;
@@ -36,6 +36,33 @@ fn executable() -> Result<PathBuf, Failure> {
             path.display()
         ),
     ))
+}
+
+/// Whether a model can be used at all, and its facts: a worker loads it and tells.
+///
+/// # Errors
+/// When it cannot be loaded (the message names the file and says why), or there is no
+/// worker to ask.
+pub async fn inspect(model: &Path) -> Result<ModelFacts, Failure> {
+    let output = tokio::process::Command::new(executable()?)
+        .arg("--inspect")
+        .arg(model)
+        .kill_on_drop(true)
+        .output()
+        .await
+        .map_err(|e| Failure::new(Code::Unavailable, format!("the worker does not start: {e}")))?;
+    match serde_json::from_slice(&output.stdout) {
+        Ok(Inspection::Model(facts)) => Ok(*facts),
+        Ok(Inspection::Failure(failure)) => Err(failure),
+        Err(_) => Err(Failure::new(
+            Code::BadModelFile,
+            format!(
+                "{} makes the worker end ({}); it was not taken in",
+                model.display(),
+                output.status
+            ),
+        )),
+    }
 }
 
 /// A running worker.

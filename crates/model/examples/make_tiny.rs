@@ -1,12 +1,17 @@
 //! Writes the tiny test model: Llama-shaped, random weights from a fixed seed, a
-//! byte-level vocabulary, a tool-capable chat template and a long context.
+//! byte-level vocabulary, a tool-capable chat template and a long context. It is written
+//! as a GGUF file, and as a Hugging Face folder with the same values in F32.
 //!
-//! usage: make_tiny OUT.gguf
+//! usage: make_tiny FOLDER     (writes FOLDER/tiny.gguf and FOLDER/hf/)
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use spotter_model::gguf::{GgufWriter, Value, rope_permutation};
-use spotter_model::weights::BlockType;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use spotter_model::Tokenizer;
+use spotter_model::gguf::{Gguf, GgufModel, GgufWriter, Value, rope_permutation};
+use spotter_model::weights::{BlockType, WeightSource};
 
 const HIDDEN: usize = 64;
 const INTERMEDIATE: usize = 128;
@@ -30,9 +35,97 @@ fn stand_in(byte: u8) -> char {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let path = std::env::args().nth(1).ok_or("usage: make_tiny OUT.gguf")?;
-    std::fs::write(Path::new(&path), make()?)?;
-    println!("wrote {path}");
+    let folder = std::env::args().nth(1).ok_or("usage: make_tiny FOLDER")?;
+    write(Path::new(&folder))?;
+    println!("wrote {folder}/tiny.gguf and {folder}/hf");
+    Ok(())
+}
+
+/// Writes both forms.
+pub(crate) fn write(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    let gguf = folder.join("tiny.gguf");
+    std::fs::create_dir_all(folder.join("hf"))?;
+    std::fs::write(&gguf, make()?)?;
+    write_folder(&gguf, &folder.join("hf"))
+}
+
+fn write_folder(gguf: &Path, folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    let source = GgufModel::new(Gguf::open(gguf)?)?;
+    let mut names = vec![
+        "model.embed_tokens.weight".to_owned(),
+        "model.norm.weight".to_owned(),
+    ];
+    for layer in 0..LAYERS {
+        for part in [
+            "input_layernorm",
+            "post_attention_layernorm",
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            "self_attn.o_proj",
+            "mlp.gate_proj",
+            "mlp.up_proj",
+            "mlp.down_proj",
+        ] {
+            names.push(format!("model.layers.{layer}.{part}.weight"));
+        }
+    }
+    let mut tensors = BTreeMap::new();
+    for name in names {
+        let view = source.tensor(&name)?.ok_or(format!("{name} is missing"))?;
+        let shape = if view.rows == 1 {
+            vec![view.cols]
+        } else {
+            vec![view.rows, view.cols]
+        };
+        let bytes: Vec<u8> = view
+            .to_f32()
+            .into_iter()
+            .flat_map(f32::to_le_bytes)
+            .collect();
+        tensors.insert(name, (shape, bytes));
+    }
+    let mut views = BTreeMap::new();
+    for (name, (shape, bytes)) in &tensors {
+        views.insert(name, TensorView::new(Dtype::F32, shape.clone(), bytes)?);
+    }
+    let weights = safetensors::serialize(views, None)?;
+    std::fs::write(folder.join("model.safetensors"), weights)?;
+    let config = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100_000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": true,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "dtype": "float32",
+    });
+    let tokenizer_config = serde_json::json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+        "add_bos_token": false,
+        "chat_template": TEMPLATE,
+    });
+    for (name, json) in [
+        ("config.json", config),
+        ("tokenizer_config.json", tokenizer_config),
+    ] {
+        let text = serde_json::to_string_pretty(&json)? + "\n";
+        std::fs::write(folder.join(name), text)?;
+    }
+    let tokenizer = Tokenizer::from_gguf(&source.file)?;
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_json()? + "\n")?;
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use memmap2::Mmap;
 
 use crate::config::{Config, RopeScaling};
 use crate::error::{ModelError, Result};
-use crate::weights::{BlockType, Bytes, WeightSource, WeightView};
+use crate::weights::{BlockType, Bytes, WeightSource, WeightView, map_file};
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -250,12 +250,8 @@ impl Gguf {
     /// # Errors
     /// When it cannot be read, is not GGUF, is truncated, or holds something unknown;
     /// the message names what.
-    #[allow(unsafe_code)]
     pub fn open(path: &Path) -> Result<Self> {
-        let file = std::fs::File::open(path).map_err(|e| ModelError::io(path, e))?;
-        // SAFETY: the map is read-only. Should another process truncate the file while it
-        // is mapped, access faults; that is inherent to serving weights without a copy.
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| ModelError::io(path, e))?;
+        let map = map_file(path)?;
         let (metadata, tensors) = parse(&map).map_err(|reason| ModelError::bad(path, reason))?;
         Ok(Self {
             path: path.to_owned(),

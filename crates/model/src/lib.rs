@@ -6,7 +6,7 @@
 //! - [`linear`], `ops`, `attention`: operations with their backward.
 //! - [`kv`]: paged keys and values.
 //! - [`lora`], [`adapter_file`]: adapters in memory and on disk.
-//! - [`gguf`], [`tokenizer`], [`template`], [`load`]: model files.
+//! - [`gguf`], [`folder`], [`tokenizer`], [`template`], [`load`]: model files.
 //!
 //! The crate knows no HTTP, no database and no scheduling.
 
@@ -15,6 +15,7 @@ mod attention;
 pub mod config;
 mod dequantise;
 mod error;
+pub mod folder;
 pub mod gguf;
 pub mod kv;
 pub mod linear;

@@ -133,13 +133,15 @@ impl ChatTemplate {
                 j.and_then(|j| messages.get(j))
                     .is_none_or(|m| m.role != Role::Assistant)
             };
-            if message.role == Role::Assistant && alone(i.checked_sub(1)) && alone(Some(i + 1)) {
-                if let Some(ids) = message.token_ids.take().filter(|ids| !ids.is_empty()) {
-                    message.content = sentinel(recorded.len());
-                    message.reasoning = None;
-                    message.tool_calls.clear();
-                    recorded.push(ids);
-                }
+            if message.role == Role::Assistant
+                && alone(i.checked_sub(1))
+                && alone(Some(i + 1))
+                && let Some(ids) = message.token_ids.take().filter(|ids| !ids.is_empty())
+            {
+                message.content = sentinel(recorded.len());
+                message.reasoning = None;
+                message.tool_calls.clear();
+                recorded.push(ids);
             }
         }
         let text = self.render(&marked, tools, variables)?;

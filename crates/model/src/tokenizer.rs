@@ -206,6 +206,16 @@ impl Tokenizer {
         })
     }
 
+    /// The tokeniser in the form of `tokenizer.json`.
+    ///
+    /// # Errors
+    /// When it cannot be written as JSON.
+    pub fn to_json(&self) -> Result<String> {
+        self.inner
+            .to_string(true)
+            .map_err(|e| ModelError::Tokenizer(e.to_string()))
+    }
+
     /// Token ids of `text`; the text of special tokens becomes those tokens.
     ///
     /// # Errors

@@ -3,12 +3,13 @@
 //! A view never owns a copy. It may carry a row permutation, so that a consumer
 //! sees Hugging Face row order however the file stores its rows.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use memmap2::Mmap;
 
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{ModelError, Result};
 
 /// How the numbers of a tensor are stored, after GGUF's type numbering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -123,6 +124,18 @@ impl BlockType {
             Self::Q6_K => "Q6_K",
         }
     }
+}
+
+/// Maps a file for reading.
+///
+/// # Errors
+/// When it cannot be opened or mapped.
+#[allow(unsafe_code)]
+pub(crate) fn map_file(path: &Path) -> Result<Mmap> {
+    let file = std::fs::File::open(path).map_err(|e| ModelError::io(path, e))?;
+    // SAFETY: the map is read-only. Should another process truncate the file while it
+    // is mapped, access faults; that is inherent to serving weights without a copy.
+    unsafe { Mmap::map(&file) }.map_err(|e| ModelError::io(path, e))
 }
 
 /// Bytes that are mapped from a file or owned.

@@ -8,6 +8,7 @@ mod serve;
 mod train;
 
 use std::io::{BufRead, Write};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -31,8 +32,16 @@ const ORPHAN_GRACE: Duration = Duration::from_millis(200);
 #[command(version)]
 struct Arguments {
     /// `serve`, `train` or `serve,train`.
-    #[arg(long, value_delimiter = ',', required = true)]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        required_unless_present = "inspect",
+        conflicts_with = "inspect"
+    )]
     role: Vec<String>,
+    /// Load a model, print an `Inspection` as JSON, and end.
+    #[arg(long, value_name = "PATH")]
+    inspect: Option<PathBuf>,
 }
 
 fn main() -> Result<()> {
@@ -43,7 +52,13 @@ fn main() -> Result<()> {
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .init();
-    let roles = Arguments::parse()
+    let arguments = Arguments::parse();
+    if let Some(path) = arguments.inspect {
+        let inspection = serve::inspect(&path);
+        println!("{}", serde_json::to_string(&inspection)?);
+        return Ok(());
+    }
+    let roles = arguments
         .role
         .iter()
         .map(|role| match role.as_str() {

@@ -9,7 +9,7 @@ use spotter_core::code::{Code, Failure};
 use spotter_core::generate::GenerateEvent;
 use spotter_core::train::{AdapterFiles, ScoreItem};
 use spotter_core::worker::{
-    Command, ModelFacts, Report, ServeCounters, WorkerRole, WorkerSettings,
+    Command, Inspection, ModelFacts, Report, ServeCounters, WorkerRole, WorkerSettings,
 };
 use spotter_engine::{Engine, EngineSettings};
 use spotter_model::{Batch, KvPool, LoadOptions, LoadedModel, LoraAdapter, ModelError, Segment};
@@ -36,6 +36,46 @@ fn failure(error: &ModelError) -> Failure {
     Failure::new(code, error.to_string())
 }
 
+/// Loads a model only to see whether it can be used.
+pub(crate) fn inspect(path: &Path) -> Inspection {
+    let began = Instant::now();
+    LoadedModel::load(path, &LoadOptions::default())
+        .map_err(|e| failure(&e))
+        .and_then(|model| facts(&model, path, None, "auto", began))
+        .map_or_else(Inspection::Failure, |facts| {
+            Inspection::Model(Box::new(facts))
+        })
+}
+
+fn facts(
+    model: &LoadedModel,
+    path: &Path,
+    context_length: Option<u32>,
+    device: &str,
+    began: Instant,
+) -> Result<ModelFacts, Failure> {
+    let config = model.model.config();
+    let own = config.context;
+    let context_length = context_length.map_or(own, |c| (c as usize).clamp(16, own));
+    Ok(ModelFacts {
+        name: model.name.clone(),
+        architecture: config.architecture.clone(),
+        fingerprint: spotter_model::load::fingerprint(path).map_err(|e| failure(&e))?,
+        parameters: model.model.parameters(),
+        context_length: context_length as u32,
+        vocab_size: config.vocab as u32,
+        quantisation: model.quantisation.clone(),
+        template_has_tools: model.template.knows_tools(),
+        device: match device {
+            "auto" | "cpu" => "CPU".to_owned(),
+            other => {
+                format!("CPU ({other} was asked for, but this worker is built for the CPU)")
+            }
+        },
+        load_seconds: began.elapsed().as_secs_f64(),
+    })
+}
+
 impl Loaded {
     /// Loads the model and starts the engine.
     pub(crate) fn load(
@@ -55,38 +95,22 @@ impl Loaded {
         };
         let model = LoadedModel::load(&settings.model, &options).map_err(|e| failure(&e))?;
         let model = Arc::new(model);
-        let config = model.model.config();
-        let own = config.context;
-        let context_length = settings
-            .context_length
-            .map_or(own, |c| (c as usize).clamp(16, own));
-        let facts = ModelFacts {
-            name: model.name.clone(),
-            architecture: config.architecture.clone(),
-            fingerprint: spotter_model::load::fingerprint(&settings.model)
-                .map_err(|e| failure(&e))?,
-            parameters: model.model.parameters(),
-            context_length: context_length as u32,
-            vocab_size: config.vocab as u32,
-            quantisation: model.quantisation.clone(),
-            template_has_tools: model.template.knows_tools(),
-            device: match settings.device.as_str() {
-                "auto" | "cpu" => "CPU".to_owned(),
-                other => {
-                    format!("CPU ({other} was asked for, but this worker is built for the CPU)")
-                }
-            },
-            load_seconds: began.elapsed().as_secs_f64(),
-        };
+        let facts = facts(
+            &model,
+            &settings.model,
+            settings.context_length,
+            &settings.device,
+            began,
+        )?;
         let engine = if serves {
             let bytes = settings.cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES);
-            let per_block = KvPool::bytes_for(config, 1).max(1);
+            let per_block = KvPool::bytes_for(model.model.config(), 1).max(1);
             let least = LEAST_CACHE_TOKENS.div_ceil(KvPool::BLOCK_TOKENS);
             let blocks = usize::try_from(bytes / per_block)
                 .unwrap_or(usize::MAX)
                 .max(least);
             let limits = EngineSettings {
-                context_length,
+                context_length: facts.context_length as usize,
                 blocks,
                 max_batch: settings.max_batch.max(1) as usize,
                 max_queue: settings.max_queue.max(1) as usize,
