@@ -148,6 +148,8 @@ impl Daemon {
         RunSettings {
             worker: worker_settings(&settings, path, true),
             dial: settings.dial,
+            // Checked when the setting was made.
+            overrides: settings::overrides(&settings.training_overrides).unwrap_or_default(),
             least_labels: u64::from(settings.label_minimum),
             base_model,
         }

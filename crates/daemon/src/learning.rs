@@ -44,6 +44,8 @@ pub struct RunSettings {
     pub worker: WorkerSettings,
     /// How fast the model may change.
     pub dial: Dial,
+    /// Single training settings that replace the dial's.
+    pub overrides: serde_json::Map<String, Value>,
     /// Fewest labels.
     pub least_labels: u64,
     /// The base model's name.
@@ -236,7 +238,7 @@ impl Learning {
             held_out,
             dial: settings.dial,
             estimator: Estimator::Auto,
-            overrides: serde_json::Map::new(),
+            overrides: settings.overrides.clone(),
             seed: id as u64,
         };
         let this = self.clone();

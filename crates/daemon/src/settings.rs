@@ -56,6 +56,8 @@ pub struct RawSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dial: Option<Dial>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub training_overrides: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub recording: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retention_days: Option<u32>,
@@ -89,6 +91,7 @@ pub struct Settings {
     pub label_floor: u32,
     pub label_minimum: u32,
     pub dial: Dial,
+    pub training_overrides: String,
     pub recording: bool,
     pub retention_days: u32,
     pub retention_mb: u32,
@@ -319,6 +322,8 @@ pub const SPECS: &[Spec] = &[
         "A lesson may start with this many when two of them are dislikes or one is a correction, and when you ask for it."),
     spec("dial", "How boldly to learn", Kind::Choice(&["gentle", "normal", "bold"]), D::Text("normal"), false,
         "How far one lesson may move the model. Sets learning rate, distance limit and passes."),
+    spec("training_overrides", "Advanced training settings", Kind::Text, D::Text("{}"), false,
+        "Single numbers that the dial would choose, as JSON: {\"learning_rate\": 0.0005, \"epochs\": 4}. Every name is described in crates/trainer/src/config.rs."),
     spec("recording", "Record conversations", Kind::Switch, D::Switch(true), false,
         "Without recording nothing is kept and nothing can be learned."),
     spec("retention_days", "Keep for days", Kind::Number(0, 36_500), D::Number(0), false,
@@ -349,7 +354,25 @@ pub fn validate(key: &str, value: &Value) -> Result<String, Failure> {
     if key == "device" {
         check_device(value)?;
     }
+    if key == "training_overrides" {
+        overrides(value.as_str().unwrap_or_default())?;
+    }
     Ok(value.to_string())
+}
+
+/// The advanced training settings as a map; the training worker checks names and values.
+///
+/// # Errors
+/// When the text is no JSON object.
+pub fn overrides(text: &str) -> Result<Map<String, Value>, Failure> {
+    if text.trim().is_empty() {
+        return Ok(Map::new());
+    }
+    serde_json::from_str(text).map_err(|error| {
+        refused(format!(
+            "training_overrides must be a JSON object such as {{\"epochs\": 4}}: {error}."
+        ))
+    })
 }
 
 fn check_device(value: &Value) -> Result<(), Failure> {
@@ -505,6 +528,7 @@ mod tests {
             label_floor: Some(1),
             label_minimum: Some(1),
             dial: Some(Dial::Bold),
+            training_overrides: Some("{\"epochs\": 1}".into()),
             recording: Some(false),
             retention_days: Some(1),
             retention_mb: Some(1),

@@ -92,6 +92,10 @@ pub struct TrainConfig {
     /// Nats per token of mean KL to base on the batch above which the run stops early. From the
     /// dial.
     pub kl_target: f64,
+    /// Weight of the pull towards the base model on neutral texts. Default 2.0; measured.
+    pub retention_weight: f64,
+    /// Neutral texts per optimiser step. Default 2.
+    pub retention_texts: usize,
     /// Upper bound of token importance weights. Default 2.0 (verl).
     pub importance_cap: f64,
     /// A sequence whose geometric-mean ratio to its sampler is below this is rejected. Default 0.5.
@@ -178,6 +182,8 @@ impl TrainConfig {
             disliked_weight: 0.25,
             kl_coefficient: 0.02,
             kl_target,
+            retention_weight: 2.0,
+            retention_texts: 2,
             importance_cap: 2.0,
             sequence_ratio_low: 0.5,
             sequence_ratio_high: 2.0,
@@ -258,6 +264,7 @@ impl TrainConfig {
             ("liked_nll_weight", self.liked_nll_weight),
             ("disliked_weight", self.disliked_weight),
             ("kl_coefficient", self.kl_coefficient),
+            ("retention_weight", self.retention_weight),
             ("kto_weight", self.kto_weight),
             ("dpo_nll_weight", self.dpo_nll_weight),
             ("preference_weight", self.preference_weight),

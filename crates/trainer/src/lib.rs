@@ -14,6 +14,7 @@
 //! - [`optimiser`]: AdamW and gradient clipping.
 //! - [`learner`]: the model with its trainable adapter.
 //! - [`evaluate`]: the gate's evidence.
+//! - `retention`: the pull towards the base model on neutral texts.
 //! - [`metrics`]: sums of one update as the metrics of the glossary.
 //! - [`vocabulary`]: text to token ids.
 //! - [`checkpoint`]: atomic checkpoints.
@@ -29,6 +30,7 @@ pub mod metrics;
 pub mod optimiser;
 pub mod packing;
 pub mod ppo;
+mod retention;
 pub mod vocabulary;
 
 use spotter_core::code::{Code, Failure};

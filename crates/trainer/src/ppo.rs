@@ -16,13 +16,15 @@
 //! 2. The loss is averaged per answer and then over answers: a long answer does
 //!    not outweigh a short one.
 //! 3. The reference is the same model with the adapter off.
-//! 4. Negative advantages count less (`disliked_weight`). A liked answer also contributes likelihood (`liked_nll_weight`): with a
-//!    dozen thumbs, the clipped surrogate alone moves too little before its
-//!    ratio is cut.
-//! 5. The tensor graph ends at the log-probabilities. Losses are plain arithmetic
+//! 4. Negative advantages count less (`disliked_weight`). A liked answer also
+//!    contributes likelihood (`liked_nll_weight`): with a dozen thumbs, the clipped
+//!    surrogate alone moves too little before its ratio is cut.
+//! 5. Every update is also pulled towards the base model on neutral texts
+//!    (`retention`), so that a taste costs no general ability.
+//! 6. The tensor graph ends at the log-probabilities. Losses are plain arithmetic
 //!    of [`spotter_core::loss`] with exact gradients, fed back as upstream
 //!    gradients.
-//! 6. Randomness is a function of (seed, epoch) only, and every update is
+//! 7. Randomness is a function of (seed, epoch) only, and every update is
 //!    checkpointed, so a killed run continues bit for bit on CPU.
 
 use std::collections::HashMap;
@@ -48,6 +50,7 @@ use crate::evaluate::{self, Measurement};
 use crate::learner::{Learner, ParentState};
 use crate::metrics::{Tally, metric, peak_memory};
 use crate::packing::{Sequence, micro_batches};
+use crate::retention::Retention;
 use crate::vocabulary::Vocabulary;
 
 /// Mismatched pairs behind KTO's reference point.
@@ -175,6 +178,7 @@ pub fn train(
     let kto_settings = kto_settings(&batch.examples, &config);
 
     // ---- minibatch epochs ----
+    let retention = Retention::new(&learner, vocabulary, &config, report.observer)?;
     let run_path = request.checkpoint_dir.join("run.safetensors");
     let mut position = match Checkpoint::<Position>::read(&run_path, &Device::Cpu)? {
         Some(checkpoint) => {
@@ -244,6 +248,7 @@ pub fn train(
                 upstream
             })?;
         }
+        tally.tokens += retention.accumulate(&mut learner, position.step, &config)?;
         let learning_rate = config.learning_rate_at(position.step, total);
         let gradient_norm = learner.step(learning_rate, &config)?;
         position.step += 1;

@@ -3,8 +3,8 @@
 //! Uses only Spotter's public HTTP interface: `/v1/chat/completions`,
 //! `/v1/feedback` and `/api/v1/training/runs`. The person asks everyday questions,
 //! gives 👍 to an answer that satisfies their rule and 👎 to one that does not. Where
-//! nothing in a round satisfies it and the rule says what the person would have
-//! liked to read, they type that as a correction. Satisfaction is measured on
+//! none of four answers satisfies it and the rule says what the person would have
+//! liked to read, they type that as a correction of each. Satisfaction is measured on
 //! held-out questions before and after.
 
 mod client;
@@ -15,6 +15,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use futures::{StreamExt, TryStreamExt};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -25,6 +26,11 @@ use rule::Rule;
 
 /// Ratings between two training runs.
 const ROUND: usize = 12;
+/// Answers a person reads together. Where none of them is liked, they type what they
+/// would have liked to read instead of each, if their rule tells.
+const READ: usize = 4;
+/// Questions that are asked at the same time.
+const CONCURRENT: usize = 4;
 /// Sampling temperature of rated answers: enough variety to find what is liked.
 const EXPLORE: f32 = 1.0;
 /// Sampling temperature of measured answers: what a person would see.
@@ -82,6 +88,19 @@ struct Report {
     seconds: f64,
 }
 
+/// Answers to questions, each with the seed of its sampling, in the questions' order.
+async fn ask_all<'a>(
+    client: &Client,
+    questions: impl Iterator<Item = (&'a str, u64)>,
+    temperature: f32,
+) -> Result<Vec<Answer>> {
+    futures::stream::iter(questions)
+        .map(|(question, seed)| client.ask(question, temperature, seed))
+        .buffered(CONCURRENT)
+        .try_collect()
+        .await
+}
+
 /// Share of held-out questions answered to the person's liking, and mean words.
 async fn satisfaction(
     client: &Client,
@@ -89,11 +108,12 @@ async fn satisfaction(
     prompts: &[String],
     seed: u64,
 ) -> Result<(f64, f64)> {
+    let questions = prompts
+        .iter()
+        .enumerate()
+        .map(|(i, prompt)| (prompt.as_str(), seed.wrapping_add(i as u64)));
     let (mut liked, mut words) = (0, 0);
-    for (i, prompt) in prompts.iter().enumerate() {
-        let answer = client
-            .ask(prompt, MEASURE, seed.wrapping_add(i as u64))
-            .await?;
+    for answer in ask_all(client, questions, MEASURE).await? {
         liked += usize::from(rule.satisfied_by(&answer.text));
         words += answer.text.split_whitespace().count();
     }
@@ -153,28 +173,26 @@ async fn main() -> Result<()> {
 
     while report.rated < arguments.budget {
         let size = ROUND.min(arguments.budget - report.rated);
-        let mut round: Vec<(Answer, bool)> = Vec::with_capacity(size);
+        let mut asked = Vec::with_capacity(size);
         for i in 0..size {
             let question = questions.next().context("there are no questions")?;
             let seed = arguments
                 .seed
                 .wrapping_mul(10_007)
                 .wrapping_add((report.rated + i) as u64);
-            let answer = client.ask(question, EXPLORE, seed).await?;
-            let liked = rule.satisfied_by(&answer.text);
-            round.push((answer, liked));
+            asked.push((question.as_str(), seed));
         }
-        let liked = round.iter().filter(|(_, liked)| *liked).count();
-        for (answer, good) in &round {
-            let correction = if liked == 0 {
-                rule.correct(&answer.text)
-            } else {
-                None
-            };
-            report.corrections += usize::from(correction.is_some());
-            client
-                .rate(&answer.id, *good, correction.as_deref())
-                .await?;
+        let answers = ask_all(&client, asked.into_iter(), EXPLORE).await?;
+        let mut liked = 0;
+        for read in answers.chunks(READ) {
+            let good: Vec<bool> = read.iter().map(|a| rule.satisfied_by(&a.text)).collect();
+            let any = good.contains(&true);
+            for (answer, good) in read.iter().zip(good) {
+                let correction = (!any).then(|| rule.correct(&answer.text)).flatten();
+                liked += usize::from(good);
+                report.corrections += usize::from(correction.is_some());
+                client.rate(&answer.id, good, correction.as_deref()).await?;
+            }
         }
         report.rated += size;
         say(format!("rated {size} answers, {liked} liked; training"));
