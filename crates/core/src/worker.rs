@@ -5,7 +5,7 @@
 //! its standard output. Standard error carries the worker's log. A closed pipe
 //! is death on either side. JSON escapes newlines, so a line is a message.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,14 @@ pub enum WorkerRole {
     Serve,
     /// Trains adapters.
     Train,
+}
+
+/// Where a directory is filled before it gets its name: beside it, so that renaming it is
+/// one step. The daemon removes what a worker that died has left there.
+pub fn partial_directory(target: &Path) -> PathBuf {
+    let mut name = target.file_name().unwrap_or_default().to_owned();
+    name.push(".partial");
+    target.with_file_name(name)
 }
 
 /// Settings a worker starts with.
@@ -64,9 +72,10 @@ pub enum Command {
         /// The request.
         request: Box<GenerateRequest>,
     },
-    /// Serve: stop this generation within one step; answered by `Failed` with `Cancelled`.
+    /// Serve: stop this generation within one step, or this export before its next row;
+    /// answered by `Failed` or `Exported` with `Cancelled`.
     Cancel {
-        /// The generation.
+        /// The generation or export.
         id: u64,
     },
     /// Serve: how many tokens this prompt has. Answered by `TokenCount`.

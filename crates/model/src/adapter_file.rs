@@ -1,16 +1,26 @@
-//! Adapters on disk, in PEFT's layout: `adapter_config.json` and
-//! `adapter_model.safetensors` in one directory.
+//! Adapters on disk: PEFT's layout (`adapter_config.json` and
+//! `adapter_model.safetensors` in one directory), and llama.cpp's GGUF LoRA file.
+//!
+//! Spotter keeps its own adapters in PEFT's layout. Files from elsewhere are checked
+//! before anything of them is used.
+
+mod gguf;
+mod names;
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+use spotter_core::worker::partial_directory;
 
 use crate::config::Config;
 use crate::error::{ModelError, Result};
 use crate::lora::{LoraAdapter, LoraConfig, Target};
+
+pub use gguf::{gguf_lora, load_gguf};
+pub use names::same_base;
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
@@ -40,6 +50,75 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     })
 }
 
+/// A directory that appears whole or not at all: it is filled under another name beside
+/// its own, and renamed when it is complete. Dropping it before that removes it.
+#[derive(Debug)]
+pub struct Staged {
+    temporary: PathBuf,
+    target: PathBuf,
+    committed: bool,
+}
+
+impl Staged {
+    /// Begins a directory.
+    ///
+    /// # Errors
+    /// When it exists already, or its parent cannot be made.
+    pub fn new(target: &Path) -> Result<Self> {
+        if target.exists() {
+            return Err(ModelError::Invalid(format!(
+                "{} exists already; nothing was written, choose another directory",
+                target.display()
+            )));
+        }
+        let temporary = partial_directory(target);
+        if let Some(parent) = target.parent().filter(|p| !p.as_os_str().is_empty()) {
+            std::fs::create_dir_all(parent).map_err(|e| ModelError::io(parent, e))?;
+        }
+        // What a process that was killed has left.
+        let _ = std::fs::remove_dir_all(&temporary);
+        std::fs::create_dir(&temporary).map_err(|e| ModelError::io(&temporary, e))?;
+        Ok(Self {
+            temporary,
+            target: target.to_owned(),
+            committed: false,
+        })
+    }
+
+    /// Where its files are written.
+    pub fn path(&self) -> &Path {
+        &self.temporary
+    }
+
+    /// Gives the directory its name; answers the bytes of its files.
+    ///
+    /// # Errors
+    /// When it cannot be renamed; nothing is left behind then.
+    pub fn commit(mut self) -> Result<u64> {
+        let io = |e| ModelError::io(&self.target, e);
+        let mut bytes = 0;
+        for entry in std::fs::read_dir(&self.temporary).map_err(io)? {
+            bytes += entry.and_then(|e| e.metadata()).map_err(io)?.len();
+        }
+        let sync = |directory: &Path| std::fs::File::open(directory).and_then(|d| d.sync_all());
+        sync(&self.temporary).map_err(io)?;
+        std::fs::rename(&self.temporary, &self.target).map_err(io)?;
+        if let Some(parent) = self.target.parent().filter(|p| !p.as_os_str().is_empty()) {
+            sync(parent).map_err(io)?;
+        }
+        self.committed = true;
+        Ok(bytes)
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if !self.committed {
+            let _ = std::fs::remove_dir_all(&self.temporary);
+        }
+    }
+}
+
 /// Writes a PEFT directory. It appears whole or not at all. `card` becomes its README.md.
 ///
 /// # Errors
@@ -50,38 +129,20 @@ pub fn save_peft(
     dir: &Path,
     card: Option<&str>,
 ) -> Result<()> {
-    if dir.exists() {
-        return Err(ModelError::Invalid(format!(
-            "{} exists already; nothing was written, choose another directory",
-            dir.display()
-        )));
+    let staged = Staged::new(dir)?;
+    write_peft(adapter, base_model, staged.path())?;
+    if let Some(card) = card {
+        write_atomically(&staged.path().join("README.md"), card.as_bytes())?;
     }
-    let parent = dir
-        .parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    std::fs::create_dir_all(parent).map_err(|e| ModelError::io(parent, e))?;
-    let mut name = dir.file_name().unwrap_or_default().to_owned();
-    name.push(".partial");
-    let temporary = parent.join(name);
-    let _ = std::fs::remove_dir_all(&temporary);
-    let write = || -> Result<()> {
-        std::fs::create_dir(&temporary).map_err(|e| ModelError::io(&temporary, e))?;
-        let config = serde_json::to_vec_pretty(&peft_config(adapter.config(), base_model))
-            .map_err(|e| ModelError::Invalid(e.to_string()))?;
-        write_atomically(&temporary.join(CONFIG), &config)?;
-        write_atomically(
-            &temporary.join(WEIGHTS),
-            &to_safetensors(&adapter.to_tensors()?)?,
-        )?;
-        if let Some(card) = card {
-            write_atomically(&temporary.join("README.md"), card.as_bytes())?;
-        }
-        std::fs::rename(&temporary, dir).map_err(|e| ModelError::io(dir, e))
-    };
-    write().inspect_err(|_| {
-        let _ = std::fs::remove_dir_all(&temporary);
-    })
+    staged.commit().map(|_| ())
+}
+
+/// Writes PEFT's two files into a directory that exists.
+pub(crate) fn write_peft(adapter: &LoraAdapter, base_model: &str, dir: &Path) -> Result<()> {
+    let config = serde_json::to_vec_pretty(&peft_config(adapter.config(), base_model))
+        .map_err(|e| ModelError::Invalid(e.to_string()))?;
+    write_atomically(&dir.join(CONFIG), &config)?;
+    write_atomically(&dir.join(WEIGHTS), &to_safetensors(&adapter.to_tensors()?)?)
 }
 
 /// The bytes of a safetensors file with these f32 tensors.
@@ -133,7 +194,9 @@ pub fn read_safetensors(path: &Path) -> Result<BTreeMap<String, Tensor>> {
             other => {
                 return Err(ModelError::bad(
                     path,
-                    format!("tensor '{name}' is {other:?}"),
+                    format!(
+                        "tensor '{name}' is stored as {other:?}; F32, F16 and BF16 can be read"
+                    ),
                 ));
             }
         };
@@ -162,6 +225,22 @@ fn peft_config(config: &LoraConfig, base_model: &str) -> Value {
     })
 }
 
+/// Keys of a PEFT configuration that change what is computed, and what they stand for.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("use_dora", "DoRA's magnitudes"),
+    ("use_qalora", "QALoRA's grouping"),
+    ("fan_in_fan_out", "transposed weights"),
+    ("lora_bias", "a bias on B"),
+    ("modules_to_save", "whole modules saved beside the adapter"),
+    ("trainable_token_indices", "trained token embeddings"),
+    ("target_parameters", "bare parameters"),
+    ("rank_pattern", "a rank per module"),
+    ("alpha_pattern", "an alpha per module"),
+    ("layers_to_transform", "some layers only"),
+    ("layer_replication", "repeated layers"),
+    ("alora_invocation_tokens", "activation by a phrase"),
+];
+
 /// What an adapter directory says about itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeftFacts {
@@ -175,7 +254,7 @@ pub struct PeftFacts {
 ///
 /// # Errors
 /// When it is missing, not LoRA, or uses something that changes the computation and is
-/// not supported (DoRA, rsLoRA, biases, per-layer ranks).
+/// not supported (DoRA, biases, per-layer ranks, whole modules saved beside it).
 pub fn read_peft_config(dir: &Path) -> Result<PeftFacts> {
     let path = dir.join(CONFIG);
     let size = std::fs::metadata(&path)
@@ -191,18 +270,29 @@ pub fn read_peft_config(dir: &Path) -> Result<PeftFacts> {
     if json["peft_type"] != "LORA" {
         return Err(bad(format!("it is {}, not LORA", json["peft_type"])));
     }
-    for key in ["use_dora", "use_rslora", "fan_in_fan_out"] {
-        if json[key] == Value::Bool(true) {
-            return Err(bad(format!("it uses {key}, which is not supported")));
+    for (key, what) in UNSUPPORTED {
+        let value = &json[*key];
+        let unset = value.is_null()
+            || *value == Value::Bool(false)
+            || value.as_object().is_some_and(Map::is_empty)
+            || value.as_array().is_some_and(Vec::is_empty);
+        if !unset {
+            return Err(bad(format!(
+                "it uses {key} ({what}), which is not supported"
+            )));
         }
     }
     if json["bias"].as_str().is_some_and(|b| b != "none") {
         return Err(bad("it trains biases, which is not supported".into()));
     }
-    for key in ["rank_pattern", "alpha_pattern"] {
-        if json[key].as_object().is_some_and(|m| !m.is_empty()) {
-            return Err(bad(format!("it has a {key}, which is not supported")));
-        }
+    if let Some(init) = json["init_lora_weights"].as_str()
+        && ["pissa", "olora", "corda", "loftq"]
+            .iter()
+            .any(|changes_base| init.starts_with(changes_base))
+    {
+        return Err(bad(format!(
+            "its initialisation '{init}' changed the base's own weights; convert it to a plain LoRA first"
+        )));
     }
     let rank = json["r"]
         .as_u64()
@@ -212,19 +302,32 @@ pub fn read_peft_config(dir: &Path) -> Result<PeftFacts> {
         .as_f64()
         .filter(|a| a.is_finite() && *a > 0.0)
         .ok_or_else(|| bad(format!("lora_alpha {} is not usable", json["lora_alpha"])))?;
+    // rsLoRA divides by the root of the rank; the same scale is written as a plain alpha.
+    let alpha = if json["use_rslora"] == Value::Bool(true) {
+        alpha * (rank as f64).sqrt()
+    } else {
+        alpha
+    };
     let mut targets = Vec::new();
-    for name in json["target_modules"]
-        .as_array()
-        .ok_or_else(|| bad("it names no target modules".into()))?
-    {
-        let name = name.as_str().unwrap_or_default();
-        targets.push(
-            Target::from_name(name)
-                .ok_or_else(|| bad(format!("target module '{name}' is not known")))?,
-        );
+    match &json["target_modules"] {
+        Value::Array(names) => {
+            for name in names {
+                let path = name.as_str().unwrap_or_default();
+                let name = path.rsplit('.').next().unwrap_or_default();
+                targets.push(Target::from_name(name).ok_or_else(|| {
+                    bad(format!(
+                        "target module '{path}' is not known; these are: {}",
+                        Target::ALL.map(Target::name).join(", ")
+                    ))
+                })?);
+            }
+            targets.sort_unstable();
+            targets.dedup();
+        }
+        // A pattern: the tensors say which modules it met.
+        Value::String(_) => {}
+        _ => return Err(bad("it names no target modules".into())),
     }
-    targets.sort_unstable();
-    targets.dedup();
     Ok(PeftFacts {
         config: LoraConfig {
             rank: rank as usize,
@@ -245,7 +348,104 @@ pub fn read_peft_config(dir: &Path) -> Result<PeftFacts> {
 pub fn load_peft(dir: &Path, model: &Config) -> Result<LoraAdapter> {
     let facts = read_peft_config(dir)?;
     let path = dir.join(WEIGHTS);
-    let tensors = read_safetensors(&path)?;
-    LoraAdapter::from_tensors(model, facts.config, &tensors)
-        .map_err(|e| ModelError::bad(&path, e.to_string()))
+    if !path.exists() && dir.join("adapter_model.bin").exists() {
+        return Err(ModelError::bad(
+            dir,
+            "its weights are a Python pickle (adapter_model.bin), which can run code; save it again as safetensors",
+        ));
+    }
+    let mut tensors = BTreeMap::new();
+    let mut targets = Vec::new();
+    for (name, tensor) in read_safetensors(&path)? {
+        let target = target_of(&name).ok_or_else(|| {
+            ModelError::bad(
+                &path,
+                format!("tensor '{name}' is not a LoRA matrix of a layer's linear"),
+            )
+        })?;
+        targets.push(target);
+        tensors.insert(name, tensor);
+    }
+    targets.sort_unstable();
+    targets.dedup();
+    let config = LoraConfig {
+        targets,
+        ..facts.config
+    };
+    assemble(&path, model, config, &tensors)
+}
+
+/// The target that a PEFT tensor name belongs to.
+fn target_of(name: &str) -> Option<Target> {
+    let module = name
+        .strip_prefix("base_model.model.model.layers.")?
+        .strip_suffix(".weight")?;
+    let module = module
+        .strip_suffix(".lora_A")
+        .or_else(|| module.strip_suffix(".lora_B"))?;
+    let (layer, path) = module.split_once('.')?;
+    layer.parse::<usize>().ok()?;
+    Target::ALL.into_iter().find(|t| t.path() == path)
+}
+
+/// Checks rank, targets and shapes against the base.
+fn assemble(
+    path: &Path,
+    model: &Config,
+    config: LoraConfig,
+    tensors: &BTreeMap<String, Tensor>,
+) -> Result<LoraAdapter> {
+    LoraAdapter::from_tensors(model, config, tensors).map_err(|e| {
+        let reason = match e {
+            ModelError::MissingTensor(name) => {
+                format!("it has no tensor '{name}'; every layer of this base must be covered alike")
+            }
+            other => other.to_string(),
+        };
+        ModelError::bad(path, reason)
+    })
+}
+
+/// An adapter made elsewhere.
+#[derive(Debug)]
+pub struct Foreign {
+    /// The adapter; it fits the base by shape.
+    pub adapter: LoraAdapter,
+    /// The base model it names.
+    pub base_model: Option<String>,
+    /// `PEFT` or `GGUF`.
+    pub form: &'static str,
+}
+
+/// Reads a PEFT directory or a GGUF LoRA file that was made elsewhere, for this base.
+///
+/// # Errors
+/// When it is malformed, of another architecture, does not fit by rank, target modules
+/// or shapes, or holds numbers that are not finite.
+pub fn load_foreign(path: &Path, model: &Config) -> Result<Foreign> {
+    let foreign = if path.is_dir() {
+        let base = read_peft_config(path)?.base_model;
+        Foreign {
+            adapter: load_peft(path, model)?,
+            base_model: Some(base).filter(|b| !b.is_empty()),
+            form: "PEFT",
+        }
+    } else {
+        let (adapter, base_model) = load_gguf(path, model)?;
+        Foreign {
+            adapter,
+            base_model,
+            form: "GGUF",
+        }
+    };
+    for (name, tensor) in foreign.adapter.to_tensors()? {
+        let values = tensor.flatten_all()?.to_vec1::<f32>()?;
+        if !values.iter().all(|v| v.is_finite()) {
+            return Err(ModelError::bad(
+                path,
+                format!("tensor '{name}' holds numbers that are not finite"),
+            ));
+        }
+    }
+    Ok(foreign)
 }

@@ -27,6 +27,9 @@ pub enum ModelError {
     /// A request that cannot be computed; the message says why.
     #[error("{0}")]
     Invalid(String),
+    /// The work was called off.
+    #[error("it was cancelled; nothing was left behind")]
+    Cancelled,
     /// The chat template failed.
     #[error("the chat template cannot be rendered: {0}")]
     Template(String),

@@ -139,6 +139,13 @@ pub struct TensorInfo {
     len: usize,
 }
 
+impl TensorInfo {
+    /// Bytes of its data.
+    pub fn bytes(&self) -> usize {
+        self.len
+    }
+}
+
 /// A mapped GGUF file.
 #[derive(Debug)]
 pub struct Gguf {
@@ -549,6 +556,50 @@ impl WeightSource for GgufModel {
     }
 }
 
+/// An entry of a tensor table that is about to be written.
+pub(crate) struct TensorEntry<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) dims: &'a [usize],
+    pub(crate) block: BlockType,
+    pub(crate) bytes: usize,
+}
+
+/// Bytes that a tensor of `bytes` takes in a file, padding included.
+pub(crate) fn aligned(bytes: usize) -> usize {
+    bytes.next_multiple_of(DEFAULT_ALIGNMENT as usize)
+}
+
+/// Everything of a file before its data (version 3). The tensors' data follows in the
+/// same order, each padded to [`aligned`].
+pub(crate) fn head<'a>(
+    metadata: impl ExactSizeIterator<Item = (&'a str, &'a Value)>,
+    tensors: &[TensorEntry<'_>],
+) -> Vec<u8> {
+    let mut head = Vec::new();
+    head.extend(MAGIC);
+    head.extend(3u32.to_le_bytes());
+    head.extend((tensors.len() as u64).to_le_bytes());
+    head.extend((metadata.len() as u64).to_le_bytes());
+    for (key, value) in metadata {
+        write_string(key, &mut head);
+        head.extend(value.kind().to_le_bytes());
+        value.write(&mut head);
+    }
+    let mut offset = 0;
+    for tensor in tensors {
+        write_string(tensor.name, &mut head);
+        head.extend((tensor.dims.len() as u32).to_le_bytes());
+        for dim in tensor.dims {
+            head.extend((*dim as u64).to_le_bytes());
+        }
+        head.extend(tensor.block.gguf().to_le_bytes());
+        head.extend((offset as u64).to_le_bytes());
+        offset += aligned(tensor.bytes);
+    }
+    head.resize(aligned(head.len()), 0);
+    head
+}
+
 /// Assembles a GGUF file (version 3).
 #[derive(Debug, Default)]
 pub struct GgufWriter {
@@ -600,33 +651,25 @@ impl GgufWriter {
     /// # Errors
     /// When writing fails.
     pub fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
-        let mut head = Vec::new();
-        head.extend(MAGIC);
-        head.extend(3u32.to_le_bytes());
-        head.extend((self.tensors.len() as u64).to_le_bytes());
-        head.extend((self.metadata.len() as u64).to_le_bytes());
-        for (key, value) in &self.metadata {
-            write_string(key, &mut head);
-            head.extend(value.kind().to_le_bytes());
-            value.write(&mut head);
-        }
-        let align = |n: usize| n.next_multiple_of(DEFAULT_ALIGNMENT as usize);
-        let mut offset = 0;
-        for (name, dims, block, bytes) in &self.tensors {
-            write_string(name, &mut head);
-            head.extend((dims.len() as u32).to_le_bytes());
-            for dim in dims {
-                head.extend((*dim as u64).to_le_bytes());
-            }
-            head.extend(block.gguf().to_le_bytes());
-            head.extend((offset as u64).to_le_bytes());
-            offset += align(bytes.len());
-        }
-        head.resize(align(head.len()), 0);
+        let metadata = self
+            .metadata
+            .iter()
+            .map(|(key, value)| (key.as_str(), value));
+        let entries: Vec<TensorEntry<'_>> = self
+            .tensors
+            .iter()
+            .map(|(name, dims, block, bytes)| TensorEntry {
+                name,
+                dims,
+                block: *block,
+                bytes: bytes.len(),
+            })
+            .collect();
+        let head = head(metadata, &entries);
         out.write_all(&head)?;
         for (_, _, _, bytes) in &self.tensors {
             out.write_all(bytes)?;
-            out.write_all(&vec![0u8; align(bytes.len()) - bytes.len()])?;
+            out.write_all(&vec![0u8; aligned(bytes.len()) - bytes.len()])?;
         }
         Ok(())
     }

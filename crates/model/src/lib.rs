@@ -5,7 +5,8 @@
 //! - [`transformer`]: [`Model`], the ragged batch with its prefix forest, gradients.
 //! - [`linear`], `ops`, `attention`: operations with their backward.
 //! - [`kv`]: paged keys and values.
-//! - [`lora`], [`adapter_file`]: adapters in memory and on disk.
+//! - [`lora`], [`adapter_file`], [`export`]: adapters in memory, on disk, and in the forms
+//!   that other programs read.
 //! - [`gguf`], [`folder`], [`tokenizer`], [`template`], [`load`]: model files.
 //!
 //! The crate knows no HTTP, no database and no scheduling.
@@ -15,6 +16,7 @@ mod attention;
 pub mod config;
 mod dequantise;
 mod error;
+pub mod export;
 pub mod folder;
 pub mod gguf;
 pub mod kv;

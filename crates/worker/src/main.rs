@@ -4,6 +4,7 @@
 //! line; the log goes to standard error. The end of standard input is the end of the
 //! worker, so no worker outlives its daemon. See `spotter_core::worker` for the protocol.
 
+mod exchange;
 mod serve;
 mod train;
 
@@ -19,6 +20,7 @@ use spotter_core::Code;
 use spotter_core::code::Failure;
 use spotter_core::worker::{Command, PROTOCOL, Report, WorkerRole, WorkerSettings};
 
+use crate::exchange::Exchange;
 use crate::serve::Loaded;
 use crate::train::TrainerThread;
 
@@ -77,6 +79,7 @@ fn main() -> Result<()> {
         reports: reports.clone(),
         loaded: None,
         trainer: None,
+        exchange: Exchange::default(),
     };
     let beat = std::thread::Builder::new().name("heartbeat".into());
     let counters = Arc::new(serve::Counters::default());
@@ -157,6 +160,7 @@ struct Worker {
     reports: Sender<Report>,
     loaded: Option<Loaded>,
     trainer: Option<TrainerThread>,
+    exchange: Exchange,
 }
 
 impl Worker {
@@ -198,7 +202,7 @@ impl Worker {
             Command::ResumeTraining => self.with_trainer(TrainerThread::resume),
             Command::CancelTraining => self.with_trainer(TrainerThread::cancel),
             Command::Serving { active } => self.with_trainer(|t| t.set_serving(active)),
-            other => serve::obey(self.loaded.as_ref(), &self.reports, other),
+            other => serve::obey(self.loaded.as_ref(), &self.exchange, &self.reports, other),
         }
     }
 
@@ -244,6 +248,7 @@ impl Worker {
         if let Some(trainer) = self.trainer.take() {
             trainer.stop();
         }
+        self.exchange.close();
         if let Some(loaded) = self.loaded.take() {
             loaded.close(grace);
         }

@@ -1,6 +1,6 @@
 //! The loaded model and everything that is asked of it outside a training run.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -14,6 +14,8 @@ use spotter_core::worker::{
 use spotter_engine::{Engine, EngineSettings};
 use spotter_model::{Batch, KvPool, LoadOptions, LoadedModel, LoraAdapter, ModelError, Segment};
 
+use crate::exchange::{Base, Exchange, Wanted};
+
 /// Key/value memory when the settings leave it open.
 const DEFAULT_CACHE_BYTES: u64 = 1 << 30;
 /// Fewest tokens that the cache must hold to be of use.
@@ -22,15 +24,17 @@ const LEAST_CACHE_TOKENS: usize = 2048;
 /// A model, with an engine when the worker serves.
 pub(crate) struct Loaded {
     model: Arc<LoadedModel>,
+    path: PathBuf,
     engine: Option<Arc<Engine>>,
 }
 
-fn failure(error: &ModelError) -> Failure {
+pub(crate) fn failure(error: &ModelError) -> Failure {
     let code = match error {
         ModelError::Io { .. } | ModelError::BadFile { .. } | ModelError::MissingTensor(_) => {
             Code::BadModelFile
         }
         ModelError::Invalid(_) => Code::InvalidRequest,
+        ModelError::Cancelled => Code::Cancelled,
         _ => Code::Internal,
     };
     Failure::new(code, error.to_string())
@@ -125,12 +129,26 @@ impl Loaded {
         } else {
             None
         };
-        Ok((Self { model, engine }, facts))
+        let path = settings.model.clone();
+        let loaded = Self {
+            model,
+            path,
+            engine,
+        };
+        Ok((loaded, facts))
     }
 
     /// The model, for the training role.
     pub(crate) fn model(&self) -> Arc<LoadedModel> {
         self.model.clone()
+    }
+
+    /// The model and its file, for exports and imports.
+    fn base(&self) -> Base {
+        Base {
+            model: self.model.clone(),
+            path: self.path.clone(),
+        }
     }
 
     /// The engine, when the worker serves.
@@ -229,8 +247,13 @@ impl Counters {
 }
 
 /// Carries out a command that is not about training.
-pub(crate) fn obey(loaded: Option<&Loaded>, reports: &Sender<Report>, command: Command) {
-    let reports = reports.clone();
+pub(crate) fn obey(
+    loaded: Option<&Loaded>,
+    exchange: &Exchange,
+    reports: &Sender<Report>,
+    command: Command,
+) {
+    let (reports, sender) = (reports.clone(), reports.clone());
     let send = move |report| {
         let _ = reports.send(report);
     };
@@ -254,6 +277,7 @@ pub(crate) fn obey(loaded: Option<&Loaded>, reports: &Sender<Report>, command: C
             }),
         },
         Command::Cancel { id } => {
+            exchange.cancel(id);
             if let Ok(engine) = engine() {
                 engine.cancel(id);
             }
@@ -319,23 +343,33 @@ pub(crate) fn obey(loaded: Option<&Loaded>, reports: &Sender<Report>, command: C
             format,
             out,
             card,
-        } => {
-            let result = loaded
-                .ok_or_else(unavailable)
-                .and_then(|loaded| export(loaded, &adapter, &format, &out, &card));
-            send(Report::Exported { id, result });
-        }
+        } => match loaded {
+            Some(loaded) => {
+                let wanted = Wanted {
+                    adapter,
+                    format,
+                    out,
+                    card,
+                };
+                exchange.export(loaded.base(), sender, id, wanted);
+            }
+            None => send(Report::Exported {
+                id,
+                result: Err(unavailable()),
+            }),
+        },
         Command::Import {
             id,
             source,
             out,
-            force: _,
-        } => {
-            let result = loaded
-                .ok_or_else(unavailable)
-                .and_then(|loaded| import(loaded, &source, &out));
-            send(Report::Imported { id, result });
-        }
+            force,
+        } => match loaded {
+            Some(loaded) => exchange.import(loaded.base(), sender, id, source, out, force),
+            None => send(Report::Imported {
+                id,
+                result: Err(unavailable()),
+            }),
+        },
         // Handled before this function is called.
         Command::Start { .. }
         | Command::Train { .. }
@@ -345,65 +379,4 @@ pub(crate) fn obey(loaded: Option<&Loaded>, reports: &Sender<Report>, command: C
         | Command::Serving { .. }
         | Command::Shutdown { .. } => {}
     }
-}
-
-fn export(
-    loaded: &Loaded,
-    adapter: &AdapterFiles,
-    format: &str,
-    out: &Path,
-    card: &serde_json::Value,
-) -> Result<u64, Failure> {
-    if format != "peft" {
-        return Err(Failure::new(
-            Code::InvalidRequest,
-            format!(
-                "'{format}' is not an export format of this version (peft is); nothing was written"
-            ),
-        ));
-    }
-    let lora = loaded.adapter(adapter)?;
-    spotter_model::adapter_file::save_peft(
-        &lora,
-        &loaded.model.name,
-        out,
-        Some(&card_text(&loaded.model.name, card)),
-    )
-    .map_err(|e| failure(&e))?;
-    Ok(directory_bytes(out))
-}
-
-fn import(loaded: &Loaded, source: &Path, out: &Path) -> Result<serde_json::Value, Failure> {
-    let lora = spotter_model::adapter_file::load_peft(source, loaded.model.model.config())
-        .map_err(|e| failure(&e))?;
-    spotter_model::adapter_file::save_peft(&lora, &loaded.model.name, out, None)
-        .map_err(|e| failure(&e))?;
-    let config = lora.config();
-    Ok(serde_json::json!({
-        "rank": config.rank,
-        "alpha": config.alpha,
-        "target_modules": config.targets.iter().map(|t| t.name()).collect::<Vec<_>>(),
-        "bytes": directory_bytes(out),
-    }))
-}
-
-/// The model card of an export: facts only, never conversation text.
-fn card_text(base: &str, card: &serde_json::Value) -> String {
-    let facts = serde_json::to_string_pretty(card).unwrap_or_default();
-    format!(
-        "---\nlibrary_name: peft\nbase_model: {base}\ntags: [lora, spotter]\n---\n\n# LoRA adapter for {base}\n\n\
-         Trained by Spotter from ratings of one person's own agent. The licence of the base model applies.\n\n\
-         ```json\n{facts}\n```\n"
-    )
-}
-
-fn directory_bytes(dir: &Path) -> u64 {
-    let Ok(entries) = std::fs::read_dir(dir) else {
-        return 0;
-    };
-    entries
-        .flatten()
-        .filter_map(|e| e.metadata().ok())
-        .map(|m| m.len())
-        .sum()
 }
