@@ -1,15 +1,18 @@
 //! `spotter adapter`.
 
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use futures::StreamExt;
+use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use spotter_daemon::catalog::size;
 
 use crate::args::Adapter;
 use crate::client::{Client, part};
-use crate::output::{Output, table, text};
+use crate::output::{Output, share_bar, table, text};
 
 pub(crate) async fn run(command: Adapter, client: &Client, output: Output) -> Result<()> {
     match command {
@@ -42,7 +45,17 @@ pub(crate) async fn run(command: Adapter, client: &Client, output: Output) -> Re
             let out = out.as_deref().map(absolute).transpose()?;
             let path = format!("adapters/{}/export", part(&version)?);
             let request = json!({"format": format, "out": out});
-            let exported = client.post(&path, &request).await?;
+            let estimate = client.get(&format!("{path}?format={format}")).await?;
+            let bytes = estimate["bytes"].as_u64().unwrap_or(0);
+            let bar = share_bar();
+            bar.set_message(format!("{version}, about {}", size(bytes)));
+            // Ctrl-C closes the connection, which calls the export off.
+            let exported = tokio::select! {
+                exported = client.post(&path, &request) => exported,
+                never = follow(client, format, &bar) => match never {},
+            };
+            bar.finish_and_clear();
+            let exported = exported?;
             output.result(&exported, || {
                 let bytes = exported["bytes"].as_u64().unwrap_or(0);
                 format!("{} ({})", text(&exported, "path"), size(bytes))
@@ -68,6 +81,30 @@ pub(crate) async fn run(command: Adapter, client: &Client, output: Output) -> Re
         }
     }
     Ok(())
+}
+
+/// Moves the bar as the daemon reports progress, for as long as it is waited for.
+async fn follow(client: &Client, format: &str, bar: &ProgressBar) -> Infallible {
+    if let Ok(response) = client.stream("events").await {
+        let mut body = response.bytes_stream();
+        let mut pending = Vec::new();
+        while let Some(Ok(chunk)) = body.next().await {
+            pending.extend_from_slice(&chunk);
+            while let Some(end) = pending.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = pending.drain(..=end).collect();
+                let event: Value = std::str::from_utf8(&line)
+                    .ok()
+                    .and_then(|line| line.strip_prefix("data: "))
+                    .and_then(|data| serde_json::from_str(data).ok())
+                    .unwrap_or_default();
+                if event["type"] == "export" && event["format"] == format {
+                    let share = event["fraction"].as_f64().unwrap_or(0.0).clamp(0.0, 1.0);
+                    bar.set_position((share * 1000.0) as u64);
+                }
+            }
+        }
+    }
+    std::future::pending().await
 }
 
 /// The daemon has a working directory of its own.

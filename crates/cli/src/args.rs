@@ -214,8 +214,12 @@ pub(crate) enum Format {
 pub(crate) enum Data {
     /// Say how much is recorded.
     Stats,
-    /// Write everything as JSON lines.
+    /// Write everything as JSON lines, or the rated answers for other trainers.
     Export {
+        /// jsonl is everything, in Spotter's own form; trl-kto and trl-dpo are JSON lines
+        /// for TRL; verl is a parquet file.
+        #[arg(long, default_value = "jsonl")]
+        format: DataFormat,
         /// File to write; standard output when absent.
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
@@ -227,6 +231,14 @@ pub(crate) enum Data {
     },
     /// Forget an answer, a conversation or everything, backups included.
     Forget(Forget),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DataFormat {
+    Jsonl,
+    TrlKto,
+    TrlDpo,
+    Verl,
 }
 
 #[derive(Debug, clap::Args)]

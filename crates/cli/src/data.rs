@@ -2,14 +2,15 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use futures::StreamExt;
 use serde_json::{Value, json};
 
-use crate::args::{Data, Forget};
+use crate::args::{Data, DataFormat, Forget};
 use crate::client::{Client, part};
+use crate::dataset::Dataset;
 use crate::output::Output;
 use crate::{Misuse, output};
 
@@ -24,7 +25,10 @@ pub(crate) async fn run(command: Data, client: &Client, output: Output) -> Resul
                 serde_json::to_string_pretty(&stats).unwrap_or_default()
             });
         }
-        Data::Export { out } => export(client, out.as_deref(), output).await?,
+        Data::Export { format, out } => match format {
+            DataFormat::Jsonl => export(client, out.as_deref(), output).await?,
+            format => export_rated(client, format, out.as_deref(), output).await?,
+        },
         Data::Import { file } => import(client, &file, output).await?,
         Data::Forget(what) => forget(client, what, output).await?,
     }
@@ -39,23 +43,78 @@ async fn export(client: &Client, out: Option<&Path>, output: Output) -> Result<(
         }
         return Ok(());
     };
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".partial");
-    let partial = path.with_file_name(name);
     let cannot = || format!("cannot write {}", path.display());
-    let mut file = private(&partial).with_context(cannot)?;
+    let (partial, mut file) = begin(path).with_context(cannot)?;
     let mut lines = 0;
     while let Some(chunk) = body.next().await {
         let chunk = chunk.context("the export broke off")?;
         lines += chunk.iter().filter(|&&byte| byte == b'\n').count();
         file.write_all(&chunk).with_context(cannot)?;
     }
-    file.sync_all().with_context(cannot)?;
-    std::fs::rename(&partial, path).with_context(cannot)?;
+    finish(file, &partial, path).with_context(cannot)?;
     output.result(&json!({"path": path, "lines": lines}), || {
         format!("{lines} lines are in {}.", path.display())
     });
     Ok(())
+}
+
+/// Writes the rated answers in the form of another trainer.
+async fn export_rated(
+    client: &Client,
+    format: DataFormat,
+    out: Option<&Path>,
+    output: Output,
+) -> Result<()> {
+    if format == DataFormat::Verl && out.is_none() {
+        return Err(Misuse("a parquet file needs --out FILE".to_owned()).into());
+    }
+    let mut body = client.stream("data/export").await?.bytes_stream();
+    let mut dataset = Dataset::default();
+    let mut pending = Vec::new();
+    while let Some(chunk) = body.next().await {
+        pending.extend_from_slice(&chunk.context("the export broke off")?);
+        while let Some(end) = pending.iter().position(|&byte| byte == b'\n') {
+            let line: Vec<u8> = pending.drain(..=end).collect();
+            dataset.add(String::from_utf8_lossy(&line).trim_end())?;
+        }
+    }
+    let rows = match format {
+        DataFormat::TrlDpo => dataset.dpo(),
+        _ => dataset.kto(),
+    };
+    let Some(path) = out else {
+        rows.iter().for_each(|row| output.line(&row.to_string()));
+        return Ok(());
+    };
+    let cannot = || format!("cannot write {}", path.display());
+    let (partial, mut file) = begin(path).with_context(cannot)?;
+    let count = if format == DataFormat::Verl {
+        dataset.verl(&mut file).with_context(cannot)?
+    } else {
+        for row in &rows {
+            writeln!(file, "{row}").with_context(cannot)?;
+        }
+        rows.len()
+    };
+    finish(file, &partial, path).with_context(cannot)?;
+    output.result(&json!({"path": path, "rows": count}), || {
+        format!("{count} rows are in {}.", path.display())
+    });
+    Ok(())
+}
+
+/// A file that gets its name when it is complete.
+fn begin(path: &Path) -> io::Result<(PathBuf, File)> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".partial");
+    let partial = path.with_file_name(name);
+    let file = private(&partial)?;
+    Ok((partial, file))
+}
+
+fn finish(file: File, partial: &Path, path: &Path) -> io::Result<()> {
+    file.sync_all()?;
+    std::fs::rename(partial, path)
 }
 
 /// Conversations are nobody else's business.

@@ -8,6 +8,7 @@ mod args;
 mod client;
 mod connect;
 mod data;
+mod dataset;
 mod doctor;
 mod model;
 mod output;

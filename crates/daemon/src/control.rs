@@ -12,12 +12,12 @@ use serde_json::{Map, Value, json};
 use spotter_core::AdapterVersion;
 use spotter_core::code::{Code, Failure};
 use spotter_core::train::AdapterFiles;
-use spotter_core::worker::WorkerSettings;
+use spotter_core::worker::{WorkerSettings, partial_directory};
 use spotter_gateway::control::Control;
 use spotter_gateway::control::dto::{
     Adapter, AdapterList, AdapterStatus, Approval, Check, ConnectGuide, ConnectStatus, Counts,
-    DiskStatus, DownloadProgress, ExportRequest, Exported, ImportAdapter, Model, ModelList,
-    ModelStatus, PolicyStatus, PruneResult, Run, RunStarted, Series, Setting, Status,
+    DiskStatus, DownloadProgress, ExportEstimate, ExportRequest, Exported, ImportAdapter, Model,
+    ModelList, ModelStatus, PolicyStatus, PruneResult, Run, RunStarted, Series, Setting, Status,
     TrainingStatus, WorkerStatus,
 };
 use spotter_gateway::control::events::{EventBody, EventHub};
@@ -69,6 +69,21 @@ pub struct Daemon {
     /// The model that answers: its name and its file.
     model: Mutex<(String, PathBuf)>,
     downloads: Downloads,
+    exports: Exports,
+}
+
+/// Exports under way, with what calls them off.
+type Exports = Arc<Mutex<Vec<(AdapterVersion, CancellationToken)>>>;
+
+/// Takes an export off the list when it has ended, however it did.
+struct Ended(Exports, CancellationToken);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // Equal only to itself: a token that is cancelled here marks its own entry.
+        self.1.cancel();
+        lock(&self.0).retain(|(_, token)| !token.is_cancelled());
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -135,6 +150,7 @@ impl Daemon {
             last_request: AtomicI64::new(now()),
             model: Mutex::new(model),
             downloads: Downloads::default(),
+            exports: Exports::default(),
         }
     }
 
@@ -196,10 +212,9 @@ impl Daemon {
         }
         if self.learning.current().is_none()
             && let Ok((Decision::Start, _)) = self.decision().await
+            && let Err(error) = self.learning.start(self.run_settings()).await
         {
-            if let Err(error) = self.learning.start(self.run_settings()).await {
-                tracing::warn!(%error, "a lesson could not be started");
-            }
+            tracing::warn!(%error, "a lesson could not be started");
         }
         if let Ok(status) = self.status().await {
             self.events.publish(EventBody::Status(Box::new(status)));
@@ -238,6 +253,113 @@ impl Daemon {
                 )
             })
     }
+}
+
+/// Names of the export forms; the worker writes them.
+const FORMATS: [&str; 5] = [
+    "peft",
+    "gguf-lora",
+    "merged-safetensors",
+    "merged-gguf",
+    "ollama",
+];
+/// What configuration, tokeniser and model card take at most, beside the weights.
+const COMPANIONS: u64 = 1 << 20;
+
+impl Daemon {
+    /// An adapter that can be exported now.
+    async fn exportable(
+        &self,
+        version: AdapterVersion,
+        format: &str,
+    ) -> Result<AdapterRow, Failure> {
+        if !FORMATS.contains(&format) {
+            return Err(Failure::new(
+                Code::InvalidRequest,
+                format!(
+                    "'{format}' is not an export format; these are: {}",
+                    FORMATS.join(", ")
+                ),
+            ));
+        }
+        let row = self.row(version).await?;
+        let name = self.model_name();
+        if row.base_model != name {
+            return Err(Failure::new(
+                Code::Conflict,
+                format!(
+                    "{version} belongs to the base {}, and {name} answers now; serve {} to export it",
+                    row.base_model, row.base_model
+                ),
+            ));
+        }
+        Ok(row)
+    }
+
+    /// About how many bytes an export takes.
+    fn export_bytes(&self, row: &AdapterRow, format: &str) -> u64 {
+        let base = lock(&self.model).1.clone();
+        let weights = match format {
+            "merged-gguf" => std::fs::metadata(&base).map_or(0, |m| m.len()),
+            "merged-safetensors" => {
+                let facts = self.serving.facts();
+                let width = match facts.as_ref().map(|f| f.quantisation.as_str()) {
+                    Some("F32") => 4,
+                    _ => 2,
+                };
+                facts.map_or(0, |f| f.parameters) * width
+            }
+            _ => return row.size_bytes + (COMPANIONS >> 6),
+        };
+        weights + COMPANIONS
+    }
+
+    /// What the model card says: where the adapter comes from, in numbers.
+    async fn card(&self, row: &AdapterRow) -> Result<Value, Failure> {
+        let (rows, approval) = self.adapter_rows().await?;
+        let mut lineage = Vec::new();
+        let mut learned = 0;
+        let mut next = Some(row.version);
+        while let Some(row) = next.and_then(|v| rows.iter().find(|r| r.version == v)) {
+            let imported = if is_imported(row) { " (imported)" } else { "" };
+            lineage.push(format!("{}{imported}", row.version));
+            learned += row.steps_used;
+            // A parent is older; a file that says otherwise cannot loop.
+            next = row.parent.filter(|p| p.0 < row.version.0);
+        }
+        if next.is_none_or(AdapterVersion::is_base) {
+            lineage.push("base".to_owned());
+        }
+        let own = approval.get(&row.version);
+        let licence = Catalog::embedded()
+            .get(&row.base_model)
+            .map(|entry| entry.licence.clone());
+        Ok(json!({
+            "base_model": row.base_model,
+            "base_licence": licence,
+            "base_sha256": self.serving.facts().map(|f| f.fingerprint),
+            "imported": is_imported(row),
+            "lineage": lineage,
+            "answers_learned_from": row.steps_used,
+            "answers_learned_from_in_all": learned,
+            "liked": own.map_or(0, |a| a.up),
+            "disliked": own.map_or(0, |a| a.down),
+            "made_at_ms": row.created_at,
+            "metrics": row.metrics,
+        }))
+    }
+}
+
+/// Whether an adapter was made elsewhere; it stays so when it has been live.
+fn is_imported(row: &AdapterRow) -> bool {
+    row.run.is_none() && row.parent.is_none_or(AdapterVersion::is_base)
+}
+
+/// The nearest directory on the way to a path that is there already.
+fn existing(path: &std::path::Path) -> &std::path::Path {
+    path.ancestors()
+        .find(|p| p.exists())
+        .unwrap_or(std::path::Path::new("/"))
 }
 
 /// Changes what is known of a download and publishes it.
@@ -329,6 +451,7 @@ fn adapter_dto(row: AdapterRow, live: AdapterVersion, approval: Option<&Approval
             AdapterState::Candidate => "candidate",
             AdapterState::Rejected => "rejected",
             AdapterState::Imported => "imported",
+            _ if is_imported(&row) => "imported",
             AdapterState::Live | AdapterState::Kept => "kept",
         }
     };
@@ -540,7 +663,7 @@ impl Control for Daemon {
         version: AdapterVersion,
         request: ExportRequest,
     ) -> Result<Exported, Failure> {
-        let row = self.row(version).await?;
+        let row = self.exportable(version, &request.format).await?;
         let out = match request.out {
             Some(out) => PathBuf::from(out),
             None => self
@@ -548,6 +671,8 @@ impl Control for Daemon {
                 .exports()
                 .join(format!("{version}-{}-{}", request.format, now())),
         };
+        let out = std::path::absolute(&out)
+            .map_err(|e| Failure::new(Code::InvalidRequest, e.to_string()))?;
         if out.exists() {
             return Err(Failure::new(
                 Code::InvalidRequest,
@@ -557,34 +682,102 @@ impl Control for Daemon {
                 ),
             ));
         }
-        let out = std::path::absolute(&out)
-            .map_err(|e| Failure::new(Code::InvalidRequest, e.to_string()))?;
-        let card = json!({
-            "version": version,
-            "parent": row.parent,
-            "base_model": row.base_model,
-            "answers_learned_from": row.steps_used,
-            "made_at_ms": row.created_at,
-            "metrics": row.metrics,
-        });
+        let bytes = self.export_bytes(&row, &request.format);
+        if let Some(free) = hardware::disk_free(existing(&out)).filter(|free| *free < bytes) {
+            return Err(Failure::new(
+                Code::DiskFull,
+                format!(
+                    "the export takes about {}, and {} are free at {}; nothing was written",
+                    catalog::size(bytes),
+                    catalog::size(free),
+                    out.display()
+                ),
+            ));
+        }
+        let card = self.card(&row).await?;
         let files = AdapterFiles {
             version,
             dir: row.dir.into(),
         };
-        let bytes = self
+        let token = CancellationToken::new();
+        lock(&self.exports).push((version, token.clone()));
+        let _ended = Ended(self.exports.clone(), token.clone());
+        let (events, format) = (self.events.clone(), request.format.clone());
+        let progress = move |fraction| {
+            events.publish(EventBody::Export {
+                version: version.to_string(),
+                format: format.clone(),
+                fraction,
+            });
+        };
+        let written = self
             .serving
-            .export(files, request.format, out.clone(), card)
-            .await?;
+            .export(files, request.format, out.clone(), card, progress);
+        let result = tokio::select! {
+            result = written => result,
+            () = token.cancelled() => Err(Failure::new(
+                Code::Cancelled,
+                "the export was called off; nothing of it stays",
+            )),
+        };
+        if let Err(failure) = &result
+            && failure.code == Code::Unavailable
+        {
+            // The worker died in the middle of it.
+            let _ = tokio::fs::remove_dir_all(partial_directory(&out)).await;
+        }
         Ok(Exported {
             path: out.to_string_lossy().into_owned(),
-            bytes,
+            bytes: result?,
         })
     }
 
+    async fn export_estimate(
+        &self,
+        version: AdapterVersion,
+        format: &str,
+    ) -> Result<ExportEstimate, Failure> {
+        let row = self.exportable(version, format).await?;
+        Ok(ExportEstimate {
+            bytes: self.export_bytes(&row, format),
+            free_bytes: hardware::disk_free(existing(&self.data_dir.exports())).unwrap_or(0),
+        })
+    }
+
+    async fn cancel_export(&self, version: AdapterVersion) -> Result<(), Failure> {
+        let exports = lock(&self.exports);
+        let mut found = false;
+        for (_, token) in exports.iter().filter(|(v, _)| *v == version) {
+            token.cancel();
+            found = true;
+        }
+        if found {
+            Ok(())
+        } else {
+            Err(Failure::new(
+                Code::NotFound,
+                format!("{version} is not being exported"),
+            ))
+        }
+    }
+
     async fn import_adapter(&self, request: ImportAdapter) -> Result<Adapter, Failure> {
+        // No run starts meanwhile and takes the same number; one that is under way has its own.
+        let _no_run_starts = self.learning.hold().await;
         let (rows, _) = self.adapter_rows().await?;
-        let version = AdapterVersion(rows.last().map_or(0, |r| r.version.0) + 1);
+        let last = rows.last().map_or(0, |r| r.version.0);
+        let reserved = u32::from(self.learning.current().is_some());
+        let version = AdapterVersion(last + 1 + reserved);
         let out = self.data_dir.adapter(version);
+        // A directory without a row is what a process that was killed has left.
+        if let Err(error) = tokio::fs::remove_dir_all(&out).await
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            return Err(Failure::new(
+                Code::Internal,
+                format!("{}: {error}", out.display()),
+            ));
+        }
         let facts = self
             .serving
             .import(request.path.into(), out.clone(), request.force)
@@ -605,7 +798,15 @@ impl Control for Daemon {
         };
         let (store, stored) = (self.store.clone(), row.clone());
         blocking(move || store.put_adapter(stored)).await?;
-        Ok(adapter_dto(row, self.serving.state().live, None))
+        let files = AdapterFiles { version, dir: out };
+        self.serving.load_adapter(files).await?;
+        let live = self.serving.state().live;
+        let adapter = adapter_dto(row, live, None);
+        self.events.publish(EventBody::Adapter {
+            live: live.to_string(),
+            adapter: Some(Box::new(adapter.clone())),
+        });
+        Ok(adapter)
     }
 
     async fn pin_adapter(&self, version: AdapterVersion, pinned: bool) -> Result<(), Failure> {

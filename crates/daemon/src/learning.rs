@@ -122,6 +122,11 @@ impl Learning {
         self.active().as_ref().map(|a| a.run.clone())
     }
 
+    /// Keeps runs from starting while it is held.
+    pub(crate) async fn hold(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.0.starting.lock().await
+    }
+
     /// Whether a person paused training.
     pub fn is_paused(&self) -> bool {
         self.0.paused.load(Ordering::Relaxed)

@@ -54,6 +54,15 @@ pub struct State {
     pub loaded: Vec<AdapterFiles>,
 }
 
+/// Told the share done, 0 to 1.
+type Progress = Box<dyn Fn(f64) + Send>;
+
+/// Who waits for the answer to a command.
+struct Asked {
+    reply: oneshot::Sender<Report>,
+    progress: Option<Progress>,
+}
+
 enum Order {
     Generate {
         id: u64,
@@ -64,7 +73,7 @@ enum Order {
     Ask {
         id: u64,
         command: Box<Command>,
-        reply: oneshot::Sender<Report>,
+        asked: Asked,
     },
     Unload(AdapterVersion),
     Configure(Box<WorkerSettings>),
@@ -136,12 +145,21 @@ impl Serving {
 
     async fn ask(&self, command: impl FnOnce(u64) -> Command) -> Result<Report, Failure> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        self.ask_as(id, command(id), None).await
+    }
+
+    async fn ask_as(
+        &self,
+        id: u64,
+        command: Command,
+        progress: Option<Progress>,
+    ) -> Result<Report, Failure> {
         let (reply, answer) = oneshot::channel();
         self.orders
             .send(Order::Ask {
                 id,
-                command: Box::new(command(id)),
-                reply,
+                command: Box::new(command),
+                asked: Asked { reply, progress },
             })
             .map_err(|_| away())?;
         answer.await.map_err(|_| away())
@@ -189,7 +207,8 @@ impl Serving {
         let _ = self.orders.send(Order::Unload(version));
     }
 
-    /// Writes an adapter in another form; answers the bytes written.
+    /// Writes an adapter in another form; answers the bytes written. Dropping the future
+    /// calls the export off.
     ///
     /// # Errors
     /// What the worker says; nothing is left behind then.
@@ -199,17 +218,20 @@ impl Serving {
         format: String,
         out: std::path::PathBuf,
         card: serde_json::Value,
+        progress: impl Fn(f64) + Send + 'static,
     ) -> Result<u64, Failure> {
-        match self
-            .ask(|id| Command::Export {
-                id,
-                adapter,
-                format,
-                out,
-                card,
-            })
-            .await?
-        {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let mut unless_answered = CancelOnDrop(Some(id), self.orders.clone());
+        let command = Command::Export {
+            id,
+            adapter,
+            format,
+            out,
+            card,
+        };
+        let report = self.ask_as(id, command, Some(Box::new(progress))).await;
+        unless_answered.0 = None;
+        match report? {
             Report::Exported { result, .. } => result,
             _ => Err(away()),
         }
@@ -250,6 +272,17 @@ impl Serving {
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Cancels what nobody waits for any more.
+struct CancelOnDrop(Option<u64>, mpsc::UnboundedSender<Order>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        if let Some(id) = self.0 {
+            let _ = self.1.send(Order::Cancel(id));
+        }
+    }
 }
 
 /// The events of one generation; dropping it early cancels.
@@ -354,7 +387,7 @@ struct Supervisor {
     state: Arc<Mutex<State>>,
     inbox: mpsc::UnboundedReceiver<Order>,
     generations: HashMap<u64, Running>,
-    asked: HashMap<u64, oneshot::Sender<Report>>,
+    asked: HashMap<u64, Asked>,
     activity: watch::Sender<bool>,
 }
 
@@ -537,11 +570,13 @@ impl Supervisor {
                         if self.generations.remove(&id).is_some() {
                             process.send(Command::Cancel { id });
                             self.publish_activity();
+                        } else if self.asked.remove(&id).is_some() {
+                            process.send(Command::Cancel { id });
                         }
                     }
-                    Some(Order::Ask { id, command, reply }) => {
+                    Some(Order::Ask { id, command, asked }) => {
                         if ready {
-                            self.asked.insert(id, reply);
+                            self.asked.insert(id, asked);
                             process.send(*command);
                         }
                     }
@@ -604,6 +639,11 @@ impl Supervisor {
                 state.resident = resident;
                 state.counters = serve.unwrap_or_default();
             }
+            Report::ExportProgress { id, fraction } => {
+                if let Some(progress) = self.asked.get(&id).and_then(|a| a.progress.as_ref()) {
+                    progress(fraction);
+                }
+            }
             Report::AdapterLoaded {
                 id: 0,
                 result: Err(failure),
@@ -625,8 +665,8 @@ impl Supervisor {
                     | Report::Imported { id, .. } => *id,
                     _ => return,
                 };
-                if let Some(reply) = self.asked.remove(&id) {
-                    let _ = reply.send(report);
+                if let Some(asked) = self.asked.remove(&id) {
+                    let _ = asked.reply.send(report);
                 }
             }
         }

@@ -10,8 +10,8 @@ use spotter_core::AdapterVersion;
 use spotter_core::code::Failure;
 
 use dto::{
-    Adapter, AdapterList, Check, ConnectGuide, ExportRequest, Exported, ImportAdapter, ModelList,
-    PruneResult, Run, RunStarted, Series, Setting, Status,
+    Adapter, AdapterList, Check, ConnectGuide, ExportEstimate, ExportRequest, Exported,
+    ImportAdapter, ModelList, PruneResult, Run, RunStarted, Series, Setting, Status,
 };
 
 pub mod dto;
@@ -49,12 +49,20 @@ pub trait Control: Send + Sync + 'static {
     async fn activate_adapter(&self, version: AdapterVersion) -> Result<AdapterList, Failure>;
     /// Makes the version live that was live before.
     async fn rollback_adapter(&self) -> Result<AdapterList, Failure>;
-    /// Writes an adapter in another form.
+    /// Writes an adapter in another form; dropping the future calls it off.
     async fn export_adapter(
         &self,
         version: AdapterVersion,
         request: ExportRequest,
     ) -> Result<Exported, Failure>;
+    /// How large an export will be.
+    async fn export_estimate(
+        &self,
+        version: AdapterVersion,
+        format: &str,
+    ) -> Result<ExportEstimate, Failure>;
+    /// Calls the exports of a version off; nothing of them stays.
+    async fn cancel_export(&self, version: AdapterVersion) -> Result<(), Failure>;
     /// Takes an adapter made elsewhere; it is kept, not made live.
     async fn import_adapter(&self, request: ImportAdapter) -> Result<Adapter, Failure>;
     /// Keeps a version from being pruned, or lets it be.

@@ -661,6 +661,22 @@ pub struct Exported {
     pub bytes: u64,
 }
 
+/// Which export to estimate.
+#[derive(Clone, Debug, Deserialize, utoipa::IntoParams)]
+pub struct ExportQuery {
+    /// `peft`, `gguf-lora`, `merged-safetensors`, `merged-gguf` or `ollama`.
+    pub format: String,
+}
+
+/// How large an export will be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ExportEstimate {
+    /// About this many bytes.
+    pub bytes: u64,
+    /// Bytes that are free where Spotter writes when no folder is given.
+    pub free_bytes: u64,
+}
+
 /// An import of an adapter made elsewhere.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct ImportAdapter {

@@ -64,6 +64,15 @@ pub enum EventBody {
         #[serde(skip_serializing_if = "Option::is_none")]
         progress: Option<DownloadProgress>,
     },
+    /// An export moved on.
+    Export {
+        /// The version that is written out.
+        version: String,
+        /// In which form.
+        format: String,
+        /// Share done, 0 to 1.
+        fraction: f64,
+    },
     /// Something a person should know.
     Alert {
         /// `info`, `warn` or `error`.
@@ -83,6 +92,9 @@ impl EventBody {
             Self::Status(_) => Some("status".to_owned()),
             Self::Run { run } => Some(format!("run {} {}", run.id, run.state)),
             Self::Download { name, state, .. } => Some(format!("download {name} {state}")),
+            Self::Export {
+                version, format, ..
+            } => Some(format!("export {version} {format}")),
             Self::Rating { step } => Some(format!("rating {}", step.uid)),
             Self::Step { .. } | Self::Metric { .. } | Self::Adapter { .. } | Self::Alert { .. } => {
                 None

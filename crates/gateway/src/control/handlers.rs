@@ -21,11 +21,11 @@ use tokio::sync::broadcast::error::RecvError;
 use utoipa::OpenApi;
 
 use super::dto::{
-    Adapter, AdapterList, ConnectGuide, Doctor, ErrorBody, ExportRequest, Exported, Forgotten,
-    Glossary, GlossaryItem, ImportAdapter, ImportModel, ImportedData, ImportedModel, KindChange,
-    Metrics, MetricsQuery, ModelList, Outcome, PinRequest, PruneResult, RatingChange, Recording,
-    Run, RunList, RunStarted, SessionDetail, SessionPage, SessionQuery, SettingList, Status,
-    StepDetail, StepPage, StepQuery, StepSummary, Token,
+    Adapter, AdapterList, ConnectGuide, Doctor, ErrorBody, ExportEstimate, ExportQuery,
+    ExportRequest, Exported, Forgotten, Glossary, GlossaryItem, ImportAdapter, ImportModel,
+    ImportedData, ImportedModel, KindChange, Metrics, MetricsQuery, ModelList, Outcome, PinRequest,
+    PruneResult, RatingChange, Recording, Run, RunList, RunStarted, SessionDetail, SessionPage,
+    SessionQuery, SettingList, Status, StepDetail, StepPage, StepQuery, StepSummary, Token,
 };
 use super::events::{Event, EventBody, coalesce};
 use crate::App;
@@ -327,6 +327,29 @@ pub(crate) async fn export_adapter(
     Ok(Json(exported))
 }
 
+/// How large an export will be.
+#[utoipa::path(get, path = "/api/v1/adapters/{version}/export", params(ExportQuery), responses((status = 200, body = ExportEstimate), (status = 404, body = ErrorBody)))]
+pub(crate) async fn export_estimate(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    Query(query): Query<ExportQuery>,
+) -> Answer<ExportEstimate> {
+    let version = version(&name)?;
+    Ok(Json(
+        app.control.export_estimate(version, &query.format).await?,
+    ))
+}
+
+/// Calls the exports of a version off.
+#[utoipa::path(delete, path = "/api/v1/adapters/{version}/export", responses((status = 200, body = Object), (status = 404, body = ErrorBody)))]
+pub(crate) async fn cancel_export(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+) -> Answer<Value> {
+    app.control.cancel_export(version(&name)?).await?;
+    Ok(done())
+}
+
 /// Takes an adapter made elsewhere.
 #[utoipa::path(post, path = "/api/v1/adapters/import", request_body = ImportAdapter, responses((status = 200, body = Adapter), (status = 422, body = ErrorBody)))]
 pub(crate) async fn import_adapter(
@@ -609,6 +632,8 @@ pub(crate) async fn openapi() -> Json<utoipa::openapi::OpenApi> {
         activate,
         rollback,
         export_adapter,
+        export_estimate,
+        cancel_export,
         import_adapter,
         pin,
         prune,

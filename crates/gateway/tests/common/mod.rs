@@ -15,8 +15,8 @@ use spotter_core::code::{Code, Failure};
 use spotter_gateway::App;
 use spotter_gateway::control::Control;
 use spotter_gateway::control::dto::{
-    Adapter, AdapterList, Check, ConnectGuide, ExportRequest, Exported, ImportAdapter, ModelList,
-    PruneResult, Run, RunStarted, Series, Setting, Status,
+    Adapter, AdapterList, Check, ConnectGuide, ExportEstimate, ExportRequest, Exported,
+    ImportAdapter, ModelList, PruneResult, Run, RunStarted, Series, Setting, Status,
 };
 use spotter_gateway::control::events::EventHub;
 use spotter_gateway::engine::scripted::ScriptedEngine;
@@ -124,6 +124,19 @@ impl Control for StubControl {
             path: request.out.unwrap_or(request.format),
             bytes: 7,
         })
+    }
+    async fn export_estimate(
+        &self,
+        _version: AdapterVersion,
+        _format: &str,
+    ) -> Result<ExportEstimate, Failure> {
+        Ok(ExportEstimate {
+            bytes: 7,
+            free_bytes: 70,
+        })
+    }
+    async fn cancel_export(&self, _version: AdapterVersion) -> Result<(), Failure> {
+        Ok(())
     }
     async fn import_adapter(&self, _request: ImportAdapter) -> Result<Adapter, Failure> {
         Ok(adapter())

@@ -686,7 +686,7 @@ pub(crate) fn export(c: &Connection, each: &mut dyn FnMut(&str) -> Result<()>) -
             "sampling": d.sampling, "prompt_ids": d.prompt_ids, "response_ids": d.response_ids,
             "logprobs": d.logprobs, "model_logprobs": d.model_logprobs, "finish_reason": s.finish_reason,
             "cached_tokens": d.cached_tokens, "first_token_ms": d.first_token_ms, "total_ms": d.total_ms,
-            "created_at": s.created_at, "rewards": d.rewards,
+            "created_at": s.created_at, "rewards": d.rewards, "reward": s.reward, "correction": s.correction,
         });
         each(&line.to_string())?;
     }

@@ -113,11 +113,13 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        get?: never;
+        /** How large an export will be. */
+        get: operations["export_estimate"];
         put?: never;
         /** Writes an adapter for other tools. */
         post: operations["export_adapter"];
-        delete?: never;
+        /** Calls the exports of a version off. */
+        delete: operations["cancel_export"];
         options?: never;
         head?: never;
         patch?: never;
@@ -941,6 +943,18 @@ export interface components {
             /** @enum {string} */
             type: "download";
         } | {
+            /** @description In which form. */
+            format: string;
+            /**
+             * Format: double
+             * @description Share done, 0 to 1.
+             */
+            fraction: number;
+            /** @enum {string} */
+            type: "export";
+            /** @description The version that is written out. */
+            version: string;
+        } | {
             /** @description A code the interface translates. */
             code: string;
             /** @description `info`, `warn` or `error`. */
@@ -949,6 +963,19 @@ export interface components {
             message: string;
             /** @enum {string} */
             type: "alert";
+        };
+        /** @description How large an export will be. */
+        ExportEstimate: {
+            /**
+             * Format: int64
+             * @description About this many bytes.
+             */
+            bytes: number;
+            /**
+             * Format: int64
+             * @description Bytes that are free where Spotter writes when no folder is given.
+             */
+            free_bytes: number;
         };
         /** @description An export. */
         ExportRequest: {
@@ -1709,6 +1736,38 @@ export interface operations {
             };
         };
     };
+    export_estimate: {
+        parameters: {
+            query: {
+                /** @description `peft`, `gguf-lora`, `merged-safetensors`, `merged-gguf` or `ollama`. */
+                format: string;
+            };
+            header?: never;
+            path: {
+                version: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ExportEstimate"];
+                };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
     export_adapter: {
         parameters: {
             query?: never;
@@ -1730,6 +1789,35 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Exported"];
+                };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    cancel_export: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                version: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": Record<string, never>;
                 };
             };
             404: {
