@@ -55,6 +55,14 @@ pub enum StoreError {
     /// A value outside its range.
     #[error("{0}")]
     Invalid(String),
+    /// The transaction of a write could not be completed; nothing of it is stored.
+    #[error("{reason}")]
+    NotWritten {
+        /// The database's reason.
+        reason: String,
+        /// Whether the disk is full.
+        disk_full: bool,
+    },
     /// The writer has stopped.
     #[error("the pool is closed")]
     Closed,
@@ -66,10 +74,13 @@ pub enum StoreError {
 impl StoreError {
     /// Whether the disk is full.
     pub fn is_disk_full(&self) -> bool {
-        matches!(
-            self,
-            Self::Sqlite(rusqlite::Error::SqliteFailure(e, _)) if e.code == rusqlite::ErrorCode::DiskFull
-        )
+        match self {
+            Self::Sqlite(rusqlite::Error::SqliteFailure(e, _)) => {
+                e.code == rusqlite::ErrorCode::DiskFull
+            }
+            Self::NotWritten { disk_full, .. } => *disk_full,
+            _ => false,
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use spotter_core::AdapterVersion;
 use spotter_core::id::{StepUid, TrajectoryUid};
 use spotter_core::reward::Reward;
 use spotter_core::step::StepKind;
+use spotter_core::train::TrainStep;
 
 /// A page of rows and where the next one begins.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +44,8 @@ pub struct StepSummary {
     pub session: String,
     pub trajectory: String,
     pub turn: String,
+    /// The turn's place in its conversation, from 1.
+    pub turn_number: u32,
     pub kind: String,
     pub kind_reason: String,
     pub adapter: AdapterVersion,
@@ -123,6 +126,37 @@ pub struct Counts {
     pub sessions: u64,
 }
 
+/// What a run asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BatchRequest {
+    /// The run.
+    pub run: i64,
+    /// Most rated steps; a group that a client announced comes whole all the same.
+    pub most: usize,
+    /// Leave steps that an older version sampled.
+    pub oldest_adapter: Option<AdapterVersion>,
+}
+
+/// What a run may learn from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Batch {
+    /// The claimed steps, oldest first.
+    pub steps: Vec<TrainStep>,
+    /// Rated steps that were left because an older version sampled them.
+    pub stale: u64,
+}
+
+/// What was forgotten.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Forgotten {
+    /// Steps that are gone.
+    pub steps: u64,
+    /// Adapters that learned from them, or were trained from one that did.
+    pub adapters: Vec<AdapterVersion>,
+    /// The newest ancestor of the live adapter that did not, when the live one did.
+    pub clean: Option<AdapterVersion>,
+}
+
 /// Rated, unconsumed, trainable steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LabelCounts {
@@ -200,6 +234,9 @@ pub struct AdapterRow {
     /// Milliseconds since the Unix epoch.
     pub created_at: i64,
 }
+
+/// A metric's name and its values by optimiser step.
+pub type Series = (String, Vec<(u32, f64)>);
 
 /// A training run.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,71 +1,15 @@
 //! The pool through its public interface.
 
+mod common;
+
+use common::{open, step, vote};
 use proptest::prelude::*;
 use serde_json::json;
 use spotter_core::AdapterVersion;
-use spotter_core::generate::{FinishReason, Sampling};
-use spotter_core::id::{SessionUid, StepUid, TrajectoryUid};
+use spotter_core::id::StepUid;
 use spotter_core::reward::{Reward, RewardSource};
 use spotter_core::step::{Step, StepKind};
 use spotter_store::{RewardTarget, StepFilter, Store, StoreError};
-
-fn step(
-    session: &str,
-    turn: &str,
-    index: u32,
-    prompt_ids: Vec<u32>,
-    response_ids: Vec<u32>,
-) -> Step {
-    let n = response_ids.len();
-    Step {
-        uid: StepUid::new(),
-        session: SessionUid::from(session),
-        trajectory: TrajectoryUid::from(session),
-        prompt_uid: session.to_owned(),
-        turn: turn.to_owned(),
-        index,
-        kind: StepKind::Main,
-        kind_reason: "a person's message".into(),
-        adapter: AdapterVersion::BASE,
-        base_model: "tiny".into(),
-        prompt_ids,
-        response_ids,
-        logprobs: (0..n).map(|i| -(i as f32) / 3.0).collect(),
-        model_logprobs: vec![-0.5; n],
-        sampling: Sampling {
-            temperature: 0.7,
-            top_p: 0.9,
-            ..Default::default()
-        },
-        finish_reason: FinishReason::Stop,
-        cached_tokens: 0,
-        first_token_ms: 5,
-        total_ms: 9,
-        client: "test".into(),
-        user_text: "how do I boil an egg".into(),
-        answer_text: format!("in water {index} 鸡蛋要煮熟"),
-        request: json!({"model": "spotter", "messages": [{"role": "user", "content": format!("{session} {index}")}]}),
-        response: json!({"role": "assistant", "content": "in water"}),
-        created_at: 1000 + i64::from(index),
-    }
-}
-
-fn vote(value: Option<f64>) -> Reward {
-    Reward {
-        value,
-        source: RewardSource::User,
-        reasons: vec![],
-        note: None,
-        correction: None,
-        created_at: 1,
-    }
-}
-
-fn open() -> (tempfile::TempDir, Store) {
-    let dir = tempfile::tempdir().expect("directory");
-    let store = Store::open(dir.path()).expect("opens");
-    (dir, store)
-}
 
 fn items(store: &Store, filter: StepFilter) -> Vec<String> {
     store
@@ -342,37 +286,6 @@ fn forgetting_everything_leaves_no_text_in_the_file() {
             assert!(!found, "{} still holds the text", path.display());
         }
     }
-}
-
-#[test]
-fn a_newer_file_is_refused_and_left_alone() {
-    let (dir, store) = open();
-    store
-        .append_step_durably(step("s", "t", 0, vec![1], vec![2]))
-        .expect("stored");
-    let path = store.path().to_owned();
-    drop(store);
-    let c = rusqlite::Connection::open(&path).expect("opens");
-    c.pragma_update(None, "user_version", 99).expect("version");
-    drop(c);
-    let Err(error) = Store::open(dir.path()) else {
-        panic!("a newer file was opened")
-    };
-    assert!(error.to_string().contains("99"), "{error}");
-}
-
-#[test]
-fn a_second_holder_is_told_who_has_the_directory() {
-    let (dir, store) = open();
-    let Err(error) = Store::open(dir.path()) else {
-        panic!("two holders")
-    };
-    assert!(
-        error.to_string().contains(&std::process::id().to_string()),
-        "{error}"
-    );
-    drop(store);
-    Store::open(dir.path()).expect("free again");
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! The data pool over the store's SQLite file. Owns no SQL; it only translates.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -67,12 +66,8 @@ impl SqlitePool {
 
     async fn summary(&self, uid: &StepUid) -> Result<Option<StepSummary>, Failure> {
         let uid = uid.clone();
-        self.find(move |store| {
-            let summary = store.step(&uid)?.summary;
-            let turns = turns(store, &summary.session)?;
-            Ok(step_summary(summary, &turns))
-        })
-        .await
+        self.find(move |store| Ok(step_summary(store.summary(&uid)?)))
+            .await
     }
 }
 
@@ -93,16 +88,6 @@ fn failure(error: StoreError) -> Failure {
         _ => Code::Internal,
     };
     Failure::new(code, error.to_string())
-}
-
-/// The numbers of a conversation's turns, from 1.
-fn turns(store: &Store, session: &str) -> Result<HashMap<String, u32>, StoreError> {
-    let mut numbers = HashMap::new();
-    for step in conversation(store, session)? {
-        let next = u32::try_from(numbers.len() + 1).unwrap_or(u32::MAX);
-        numbers.entry(step.turn).or_insert(next);
-    }
-    Ok(numbers)
 }
 
 /// A conversation's steps, oldest first.
@@ -128,9 +113,9 @@ fn conversation(
     Ok(steps)
 }
 
-fn step_summary(step: spotter_store::StepSummary, turns: &HashMap<String, u32>) -> StepSummary {
+fn step_summary(step: spotter_store::StepSummary) -> StepSummary {
     StepSummary {
-        turn: turns.get(&step.turn).copied().unwrap_or(1),
+        turn: step.turn_number,
         uid: step.uid,
         session: step.session,
         trajectory: step.trajectory,
@@ -203,37 +188,11 @@ fn session_summary(session: spotter_store::SessionSummary) -> SessionSummary {
     }
 }
 
-fn forgotten(steps: u64, adapters: Vec<spotter_core::AdapterVersion>) -> Forgotten {
+fn forgotten(gone: spotter_store::Forgotten) -> Forgotten {
     Forgotten {
-        steps,
-        adapters: adapters.iter().map(ToString::to_string).collect(),
+        steps: gone.steps,
+        adapters: gone.adapters.iter().map(ToString::to_string).collect(),
     }
-}
-
-/// One line of an export as a step and its rewards.
-fn imported(line: &str, lengths: &mut HashMap<String, u32>) -> Result<(Step, Vec<Reward>), String> {
-    let mut fields: Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
-    let rewards = match fields.get_mut("rewards").map(Value::take) {
-        Some(rewards @ Value::Array(_)) => {
-            serde_json::from_value(rewards).map_err(|error| error.to_string())?
-        }
-        _ => Vec::new(),
-    };
-    let Some(map) = fields.as_object_mut() else {
-        return Err("the line is not an object".to_owned());
-    };
-    let trajectory = map
-        .get("trajectory")
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-        .to_owned();
-    // Exports keep the order of steps, which gives their positions back.
-    let index = lengths.entry(trajectory.clone()).or_insert(0);
-    map.entry("index").or_insert_with(|| json!(*index));
-    map.entry("prompt_uid").or_insert_with(|| json!(trajectory));
-    *index += 1;
-    let step = serde_json::from_value(fields).map_err(|error| error.to_string())?;
-    Ok((step, rewards))
 }
 
 #[async_trait]
@@ -335,18 +294,8 @@ impl Pool for SqlitePool {
                 limit: query.limit.unwrap_or(0),
                 ..Default::default()
             })?;
-            let mut sessions: HashMap<String, HashMap<String, u32>> = HashMap::new();
-            let mut items = Vec::with_capacity(page.items.len());
-            for step in page.items {
-                if !sessions.contains_key(&step.session) {
-                    sessions.insert(step.session.clone(), turns(store, &step.session)?);
-                }
-                let empty = HashMap::new();
-                let numbers = sessions.get(&step.session).unwrap_or(&empty);
-                items.push(step_summary(step, numbers));
-            }
             Ok(StepPage {
-                items,
+                items: page.items.into_iter().map(step_summary).collect(),
                 next_cursor: page.next_cursor,
             })
         })
@@ -357,13 +306,12 @@ impl Pool for SqlitePool {
         let uid = uid.clone();
         self.find(move |store| {
             let mut step = store.step(&uid)?;
-            let turns = turns(store, &step.summary.session)?;
             let messages = match step.request.get_mut("messages").map(Value::take) {
                 Some(Value::Array(messages)) => messages.into_iter().map(stored_message).collect(),
                 _ => Vec::new(),
             };
             Ok(StepDetail {
-                summary: step_summary(step.summary, &turns),
+                summary: step_summary(step.summary),
                 messages,
                 response: stored_message(step.response),
                 sampling: step.sampling,
@@ -419,14 +367,13 @@ impl Pool for SqlitePool {
         self.find(move |store| {
             let session = store.session(uid.as_str())?;
             let steps = conversation(store, uid.as_str())?;
-            let turns = turns(store, uid.as_str())?;
             Ok(SessionDetail {
                 uid: session.uid,
                 title: session.title,
                 client: session.client,
                 rated: session.rated,
                 last_at: session.last_at,
-                steps: steps.into_iter().map(|s| step_summary(s, &turns)).collect(),
+                steps: steps.into_iter().map(step_summary).collect(),
             })
         })
         .await
@@ -434,36 +381,37 @@ impl Pool for SqlitePool {
 
     async fn forget_step(&self, uid: &StepUid) -> Result<Option<Forgotten>, Failure> {
         let uid = uid.clone();
-        let gone = self.run(move |store| Ok(forgotten(1, store.forget_step(uid)?)));
+        let gone = self.run(move |store| Ok(forgotten(store.forget_step(uid)?)));
         optional(gone.await)
     }
 
     async fn forget_session(&self, uid: &SessionUid) -> Result<Option<Forgotten>, Failure> {
         let uid = uid.clone();
-        let gone = self.run(move |store| {
-            let steps = store.session(uid.as_str())?.steps;
-            Ok(forgotten(steps, store.forget_session(uid)?))
-        });
+        let gone = self.run(move |store| Ok(forgotten(store.forget_session(uid)?)));
         optional(gone.await)
     }
 
     async fn forget_all(&self) -> Result<Forgotten, Failure> {
-        self.run(|store| {
-            let steps = store.counts()?.steps;
-            store.forget_everything()?;
-            Ok(forgotten(steps, Vec::new()))
-        })
-        .await
+        self.run(|store| Ok(forgotten(store.forget_everything()?)))
+            .await
     }
 
     async fn data_stats(&self) -> Result<Value, Failure> {
         self.run(|store| {
             let counts = store.counts()?;
             let bytes = std::fs::metadata(store.path()).map_or(0, |file| file.len());
+            let health = store.health();
+            let dropped: serde_json::Map<String, Value> = store
+                .drop_counts()?
+                .into_iter()
+                .map(|(reason, n)| (reason, json!(n)))
+                .collect();
             Ok(json!({
                 "steps": counts.steps, "unrated": counts.unrated, "rated": counts.rated,
                 "up": counts.up, "down": counts.down, "sessions": counts.sessions,
-                "file_bytes": bytes,
+                "file_bytes": bytes, "used_bytes": store.used_bytes()?, "dropped": dropped,
+                "queued": health.queued, "queue_capacity": health.capacity,
+                "stopped": health.stopped, "lost": health.lost,
             }))
         })
         .await
@@ -491,37 +439,15 @@ impl Pool for SqlitePool {
 
     async fn import(&self, lines: String) -> Result<ImportedData, Failure> {
         self.run(move |store| {
-            let mut result = ImportedData::default();
-            let mut lengths = HashMap::new();
-            for (at, line) in lines.lines().enumerate() {
-                if line.trim().is_empty() {
-                    continue;
-                }
-                let taken = imported(line, &mut lengths).and_then(|(step, rewards)| {
-                    let uid = step.uid.clone();
-                    // A step that is there already keeps its own ratings.
-                    if store.step(&uid).is_ok() {
-                        return Ok(false);
-                    }
-                    store
-                        .append_step_durably(step)
-                        .map_err(|error| error.to_string())?;
-                    for reward in rewards {
-                        store
-                            .add_reward(RewardTarget::Step(uid.clone()), reward)
-                            .map_err(|error| error.to_string())?;
-                    }
-                    Ok(true)
-                });
-                match taken {
-                    Ok(fresh) => result.imported += u64::from(fresh),
-                    Err(message) => result.errors.push(ImportError {
-                        line: at as u64 + 1,
-                        message,
-                    }),
-                }
-            }
-            Ok(result)
+            let taken = store.import(lines.lines().map(str::to_owned))?;
+            Ok(ImportedData {
+                imported: taken.imported,
+                errors: taken
+                    .errors
+                    .into_iter()
+                    .map(|(line, message)| ImportError { line, message })
+                    .collect(),
+            })
         })
         .await
     }

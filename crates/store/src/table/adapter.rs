@@ -1,5 +1,7 @@
 //! `adapter`: versions and their lineage.
 
+use std::collections::BTreeSet;
+
 use rusqlite::{Connection, Row, params};
 use serde_json::Value;
 use spotter_core::AdapterVersion;
@@ -55,6 +57,54 @@ pub(crate) fn list(c: &Connection) -> Result<Vec<AdapterRow>> {
     )?
     .query_map([], row)?
     .collect::<rusqlite::Result<_>>()?)
+}
+
+/// Every version that learned from a step that is still there, and what came of them.
+pub(crate) fn that_learned(c: &Connection) -> Result<Vec<AdapterVersion>> {
+    let versions = c
+        .prepare_cached(
+            "WITH used AS (SELECT DISTINCT run FROM run_step WHERE outcome = 'used')
+             SELECT version FROM adapter WHERE run IN used
+             UNION SELECT version FROM run WHERE id IN used AND version IS NOT NULL",
+        )?
+        .query_map([], |r| r.get(0).map(AdapterVersion))?
+        .collect::<rusqlite::Result<BTreeSet<_>>>()?;
+    with_descendants(c, versions)
+}
+
+/// These versions and every one that was trained from one of them.
+pub(crate) fn with_descendants(
+    c: &Connection,
+    mut versions: BTreeSet<AdapterVersion>,
+) -> Result<Vec<AdapterVersion>> {
+    if versions.is_empty() {
+        return Ok(Vec::new());
+    }
+    // A parent always has the lower number, and the list is in that order.
+    for row in list(c)? {
+        if row.parent.is_some_and(|p| versions.contains(&p)) {
+            versions.insert(row.version);
+        }
+    }
+    Ok(versions.into_iter().collect())
+}
+
+/// The newest ancestor of the live adapter that is not among these, or the base.
+pub(crate) fn clean_ancestor(c: &Connection, touched: &[AdapterVersion]) -> Result<AdapterVersion> {
+    let rows = list(c)?;
+    let mut at = rows
+        .iter()
+        .find(|a| a.state == AdapterState::Live)
+        .map_or(AdapterVersion::BASE, |a| a.version);
+    while touched.contains(&at) {
+        at = rows
+            .iter()
+            .find(|a| a.version == at)
+            .and_then(|a| a.parent)
+            .filter(|parent| *parent < at)
+            .unwrap_or(AdapterVersion::BASE);
+    }
+    Ok(at)
 }
 
 /// At most one version is live; none means the base is.

@@ -2,6 +2,7 @@
 
 pub(crate) mod adapter;
 pub(crate) mod content;
+pub(crate) mod drop_count;
 pub(crate) mod reward;
 pub(crate) mod run;
 pub(crate) mod run_metric;

@@ -79,12 +79,24 @@ pub(crate) fn of_step(c: &Connection, uid: &str) -> Result<Vec<Reward>> {
         Some(t) if last_step(c, &t)?.as_deref() == Some(uid) => Some(t),
         _ => None,
     };
+    rows(c, Some(uid), of_trajectory.as_deref())
+}
+
+/// The rows given to exactly this target, oldest first.
+pub(crate) fn own(c: &Connection, target: &RewardTarget) -> Result<Vec<Reward>> {
+    match target {
+        RewardTarget::Step(uid) => rows(c, Some(uid.as_str()), None),
+        RewardTarget::Trajectory(uid) => rows(c, None, Some(uid.as_str())),
+    }
+}
+
+fn rows(c: &Connection, step: Option<&str>, trajectory: Option<&str>) -> Result<Vec<Reward>> {
     let rows = c
         .prepare_cached(
             "SELECT value, source, reasons, note, correction, created_at FROM reward
              WHERE step = ?1 OR trajectory = ?2 ORDER BY id",
         )?
-        .query_map(params![uid, of_trajectory], |r| {
+        .query_map(params![step, trajectory], |r| {
             Ok((
                 r.get::<_, Option<f64>>(0)?,
                 r.get::<_, String>(1)?,

@@ -3,6 +3,7 @@
 use rusqlite::{Connection, params};
 
 use crate::error::Result;
+use crate::query::Series;
 
 pub(crate) fn append(c: &Connection, run: i64, step: u32, metrics: &[(String, f64)]) -> Result<()> {
     let mut insert = c.prepare_cached(
@@ -15,11 +16,7 @@ pub(crate) fn append(c: &Connection, run: i64, step: u32, metrics: &[(String, f6
 }
 
 /// Every series, thinned so that each bucket keeps its lowest and highest value.
-pub(crate) fn series(
-    c: &Connection,
-    run: i64,
-    points: usize,
-) -> Result<Vec<(String, Vec<(u32, f64)>)>> {
+pub(crate) fn series(c: &Connection, run: i64, points: usize) -> Result<Vec<Series>> {
     let rows = c
         .prepare_cached(
             "SELECT name, step, value FROM run_metric WHERE run = ?1 ORDER BY name, step",
@@ -32,7 +29,7 @@ pub(crate) fn series(
             ))
         })?
         .collect::<rusqlite::Result<Vec<_>>>()?;
-    let mut out: Vec<(String, Vec<(u32, f64)>)> = Vec::new();
+    let mut out: Vec<Series> = Vec::new();
     for (name, step, value) in rows {
         match out.last_mut() {
             Some((last, points)) if *last == name => points.push((step, value)),

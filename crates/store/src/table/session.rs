@@ -1,5 +1,7 @@
 //! `session`: one agent conversation.
 
+use std::collections::BTreeSet;
+
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use spotter_core::AdapterVersion;
 use spotter_core::id::SessionUid;
@@ -7,12 +9,17 @@ use spotter_core::step::Step;
 
 use crate::error::{Result, StoreError};
 use crate::query::{Page, SessionSummary};
+use crate::search::Query;
+use crate::writer::Desk;
 
 /// Longest title in characters.
 const TITLE: usize = 80;
+/// Matching steps whose sessions a search lists.
+const MATCHES: usize = 2000;
 
-/// Creates or touches the session of a step. Its title is the first main step's user text.
-pub(crate) fn touch(c: &Connection, step: &Step) -> Result<()> {
+/// Creates or touches the session of a step, and returns the number of the step's turn.
+/// Its title is the first step's user text.
+pub(crate) fn touch(c: &Connection, step: &Step) -> Result<i64> {
     let title: String = step.user_text.trim().chars().take(TITLE).collect();
     c.prepare_cached(
         "INSERT INTO session (uid, client, title, created_at, last_at) VALUES (?1, ?2, ?3, ?4, ?4)
@@ -25,6 +32,39 @@ pub(crate) fn touch(c: &Connection, step: &Step) -> Result<()> {
         title,
         step.created_at
     ])?;
+    let known: Option<i64> = c
+        .prepare_cached("SELECT turn_no FROM step WHERE session = ?1 AND turn = ?2 LIMIT 1")?
+        .query_row(params![step.session.as_str(), step.turn], |r| r.get(0))
+        .optional()?;
+    match known {
+        Some(number) => Ok(number),
+        None => Ok(c
+            .prepare_cached("UPDATE session SET turns = turns + 1 WHERE uid = ?1 RETURNING turns")?
+            .query_row([step.session.as_str()], |r| r.get(0))?),
+    }
+}
+
+/// After steps were deleted: an empty session goes, and the title of another one is again
+/// the text of a step that is there.
+pub(crate) fn tidy(c: &Connection, uid: &str) -> Result<()> {
+    let first: Option<String> = c
+        .prepare_cached("SELECT user_text FROM step WHERE session = ?1 ORDER BY id LIMIT 1")?
+        .query_row([uid], |r| r.get(0))
+        .optional()?;
+    match first {
+        Some(text) => {
+            let title: String = text.trim().chars().take(TITLE).collect();
+            c.prepare_cached("UPDATE session SET title = ?2 WHERE uid = ?1")?
+                .execute(params![uid, title])?;
+        }
+        None => {
+            c.prepare_cached(
+                "DELETE FROM session WHERE uid = ?1
+                     AND NOT EXISTS (SELECT 1 FROM trajectory WHERE trajectory.session = session.uid)",
+            )?
+            .execute([uid])?;
+        }
+    }
     Ok(())
 }
 
@@ -53,7 +93,7 @@ fn row(r: &Row<'_>) -> rusqlite::Result<SessionSummary> {
     })
 }
 
-/// Sessions, newest first. `q` searches titles and, through the full-text index, texts.
+/// Sessions, newest first; with `q`, those in whose newest matching steps it is found.
 pub(crate) fn page(
     c: &Connection,
     q: Option<&str>,
@@ -65,22 +105,33 @@ pub(crate) fn page(
         Some((at, uid)) => (at.parse().unwrap_or(i64::MAX), uid.to_owned()),
         None => (i64::MAX, "~".to_owned()),
     };
-    let q = q.map(str::trim).filter(|q| !q.is_empty());
+    // A search looks at the newest matches; a word that is everywhere has too many.
+    let found = match Query::parse(q) {
+        Some(query) => {
+            let (index, text) = query.parts();
+            let sessions = c
+                .prepare_cached(&format!(
+                    "SELECT step.session FROM {index} CROSS JOIN step ON step.id = {index}.rowid
+                     WHERE {index} MATCH ?1 ORDER BY {index}.rowid DESC LIMIT {MATCHES}"
+                ))?
+                .query_map([text], |r| r.get::<_, String>(0))?
+                .collect::<rusqlite::Result<BTreeSet<_>>>()?;
+            Some(serde_json::to_string(&sessions).unwrap_or_else(|_| "[]".into()))
+        }
+        None => None,
+    };
     let sql = format!(
-        "SELECT {COLUMNS} FROM session
-         WHERE (last_at, uid) < (?1, ?2) {} ORDER BY last_at DESC, uid DESC LIMIT ?3",
-        match q {
-            Some(q) if q.chars().count() >= 3 =>
-                "AND uid IN (SELECT session FROM step WHERE id IN (SELECT rowid FROM step_text WHERE step_text MATCH ?4))",
-            Some(_) =>
-                "AND uid IN (SELECT session FROM step WHERE user_text LIKE ?4 OR answer_text LIKE ?4)",
-            None => "AND ?4 IS NULL",
+        "SELECT {COLUMNS} FROM session WHERE (last_at, uid) < (?1, ?2) {}
+         ORDER BY last_at DESC, uid DESC LIMIT ?3",
+        if found.is_some() {
+            "AND uid IN (SELECT value FROM json_each(?4))"
+        } else {
+            "AND ?4 IS NULL"
         }
     );
-    let term = q.map(super::step::search_term);
     let mut items = c
         .prepare_cached(&sql)?
-        .query_map(params![at, uid, limit as i64 + 1, term], row)?
+        .query_map(params![at, uid, limit as i64 + 1, found], row)?
         .collect::<rusqlite::Result<Vec<_>>>()?;
     let more = items.len() > limit;
     items.truncate(limit);
@@ -102,15 +153,16 @@ pub(crate) fn get(c: &Connection, uid: &str) -> Result<SessionSummary> {
         })
 }
 
-/// Deletes a session with its steps; returns the adapters that learned from them.
-pub(crate) fn forget(c: &Connection, uid: &SessionUid) -> Result<Vec<AdapterVersion>> {
-    get(c, uid.as_str())?;
-    let steps = c
+/// Deletes a session with its steps; returns how many there were and the adapters that
+/// learned from them.
+pub(crate) fn forget(desk: &Desk, uid: &SessionUid) -> Result<(u64, Vec<AdapterVersion>)> {
+    get(desk, uid.as_str())?;
+    let steps = desk
         .prepare_cached("SELECT uid FROM step WHERE session = ?1")?
         .query_map([uid.as_str()], |r| r.get(0))?
         .collect::<rusqlite::Result<Vec<String>>>()?;
-    let touched = super::step::forget(c, &steps)?;
-    c.execute("DELETE FROM trajectory WHERE session = ?1", [uid.as_str()])?;
-    c.execute("DELETE FROM session WHERE uid = ?1", [uid.as_str()])?;
-    Ok(touched)
+    let touched = super::step::forget(desk, &steps)?;
+    desk.execute("DELETE FROM trajectory WHERE session = ?1", [uid.as_str()])?;
+    desk.execute("DELETE FROM session WHERE uid = ?1", [uid.as_str()])?;
+    Ok((steps.len() as u64, touched))
 }

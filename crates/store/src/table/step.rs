@@ -1,10 +1,11 @@
 //! `step`: model calls. Prompts are a reference to an earlier step and a suffix.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use rusqlite::types::ToSql;
 use rusqlite::{Connection, OptionalExtension, Row, params};
-use serde_json::{Value, json};
+use serde_json::Value;
 use spotter_core::AdapterVersion;
 use spotter_core::id::{StepUid, TrajectoryUid};
 use spotter_core::step::{Step, StepKind};
@@ -12,12 +13,18 @@ use spotter_core::train::{StepReward, TrainStep};
 
 use crate::blob;
 use crate::error::{Result, StoreError};
-use crate::query::{Counts, LabelCounts, Page, StepDetail, StepFilter, StepSummary};
-use crate::table::{content, reward, session, trajectory};
+use crate::query::{
+    Batch, BatchRequest, Counts, LabelCounts, Page, StepDetail, StepFilter, StepSummary,
+};
+use crate::recent::Whole;
+use crate::redact::{Preview, Redactor};
+use crate::search::{self, Query};
+use crate::table::{adapter, content, drop_count, reward, session, trajectory};
+use crate::writer::Desk;
 
 /// Longest chain of references before a prompt is stored whole again.
 const MAX_DEPTH: i64 = 48;
-/// Earlier steps of a session that are tried as a parent.
+/// The latest steps of a session that are tried as a parent.
 const CANDIDATES: i64 = 3;
 
 /// Prompt ids and message rows of a step, reassembled.
@@ -96,51 +103,82 @@ fn split(request: &Value) -> (Vec<Value>, Value) {
     (messages, rest)
 }
 
-/// Stores a step, its session and its trajectory. A step that is there already is left alone.
-pub(crate) fn insert(c: &Connection, step: &Step) -> Result<()> {
-    session::touch(c, step)?;
-    trajectory::touch(c, step)?;
+/// The step's prompt and response as the writer remembers them, or read back.
+fn whole(desk: &Desk, id: i64) -> Result<Rc<Whole>> {
+    if let Some(known) = desk.recent.borrow().whole(id) {
+        return Ok(known);
+    }
+    let mut read = assemble(desk, id)?;
+    read.prompt.append(&mut read.response);
+    let whole = Rc::new(Whole {
+        ids: read.prompt,
+        messages: read.messages,
+        depth: read.depth,
+    });
+    desk.recent.borrow_mut().keep(id, whole.clone());
+    Ok(whole)
+}
+
+/// Stores a step, its session and its trajectory. A step that is there already is left
+/// alone. False when it was.
+pub(crate) fn insert(desk: &Desk, step: &Step) -> Result<bool> {
+    let known: bool = desk
+        .prepare_cached("SELECT EXISTS (SELECT 1 FROM step WHERE uid = ?1)")?
+        .query_row([step.uid.as_str()], |r| r.get(0))?;
+    if known {
+        return Ok(false);
+    }
+    let turn = session::touch(desk, step)?;
+    trajectory::touch(desk, step)?;
     let (messages, rest) = split(&step.request);
     let message_rows = messages
         .iter()
-        .map(|m| Ok(content::put(c, &m.to_string())? as u32))
+        .map(|m| {
+            let row = content::put(desk, &m.to_string())?;
+            u32::try_from(row).map_err(|e| StoreError::Invalid(e.to_string()))
+        })
         .collect::<Result<Vec<u32>>>()?;
-    let request = content::put(c, &rest.to_string())?;
+    let request = content::put(desk, &rest.to_string())?;
 
     // The earlier step of this session with the longest common beginning.
-    let candidates = c
-        .prepare_cached(
-            "SELECT id FROM step WHERE session = ?1 AND depth < ?2 ORDER BY id DESC LIMIT ?3",
-        )?
-        .query_map(params![step.session.as_str(), MAX_DEPTH, CANDIDATES], |r| {
-            r.get(0)
-        })?
+    let candidates = desk
+        .prepare_cached("SELECT id FROM step WHERE session = ?1 ORDER BY id DESC LIMIT ?2")?
+        .query_map(params![step.session.as_str(), CANDIDATES], |r| r.get(0))?
         .collect::<rusqlite::Result<Vec<i64>>>()?;
     let (mut parent, mut prefix, mut messages_prefix, mut depth) = (None, 0, 0, 0);
     for id in candidates {
-        let mut earlier = assemble(c, id)?;
-        earlier.prompt.append(&mut earlier.response);
-        let common = blob::common_prefix(&earlier.prompt, &step.prompt_ids);
+        let earlier = whole(desk, id)?;
+        let common = blob::common_prefix(&earlier.ids, &step.prompt_ids);
         let common_messages = blob::common_prefix(&earlier.messages, &message_rows);
         if (common, common_messages) > (prefix, messages_prefix) {
             (parent, prefix, messages_prefix, depth) =
                 (Some(id), common, common_messages, earlier.depth + 1);
         }
     }
+    if depth > MAX_DEPTH {
+        (parent, prefix, messages_prefix, depth) = (None, 0, 0, 0);
+    }
+    content::hold(
+        desk,
+        message_rows[messages_prefix..]
+            .iter()
+            .map(|id| i64::from(*id))
+            .chain([request]),
+    )?;
     let kind = match step.kind {
         StepKind::Main => "main",
         StepKind::Side => "side",
     };
     let text = |e: serde_json::Error| StoreError::Invalid(e.to_string());
     let finish = serde_json::to_value(step.finish_reason).map_err(text)?;
-    c.prepare_cached(
+    desk.prepare_cached(
         "INSERT INTO step (uid, session, trajectory, prompt_uid, turn, idx, kind, kind_reason, adapter, base_model,
              parent, depth, prompt_prefix, prompt_suffix, messages_prefix, messages_suffix, response_ids, logprobs,
              model_logprobs, prompt_tokens, response_tokens, cached_tokens, sampling, finish_reason, first_token_ms,
-             total_ms, client, user_text, answer_text, answer_hash, request, response, created_at)
+             total_ms, client, user_text, answer_text, answer_hash, request, response, created_at,
+             turn_no, short_terms)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22,
-             ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33)
-         ON CONFLICT (uid) DO NOTHING",
+             ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35)",
     )?
     .execute(params![
         step.uid.as_str(),
@@ -175,19 +213,22 @@ pub(crate) fn insert(c: &Connection, step: &Step) -> Result<()> {
         content::hash(&step.answer_text),
         request,
         step.response.to_string(),
-        step.created_at
+        step.created_at,
+        turn,
+        search::short_terms([step.user_text.as_str(), step.answer_text.as_str()]),
     ])?;
-    Ok(())
-}
-
-/// What a full-text query matches: the text as one phrase, or a LIKE pattern when it is
-/// too short for trigrams (two Chinese characters, say).
-pub(crate) fn search_term(q: &str) -> String {
-    if q.chars().count() >= 3 {
-        format!("\"{}\"", q.replace('"', "\"\""))
-    } else {
-        format!("%{q}%")
-    }
+    let id = desk.last_insert_rowid();
+    let mut ids = step.prompt_ids.clone();
+    ids.extend(&step.response_ids);
+    desk.recent.borrow_mut().keep(
+        id,
+        Rc::new(Whole {
+            ids,
+            messages: message_rows,
+            depth,
+        }),
+    );
+    Ok(true)
 }
 
 const SUMMARY: &str = "step.uid, step.session, step.trajectory, step.turn, step.kind, step.kind_reason, step.adapter,
@@ -195,7 +236,7 @@ const SUMMARY: &str = "step.uid, step.session, step.trajectory, step.turn, step.
     step.drop_reason, step.finish_reason, step.prompt_tokens, step.response_tokens, step.created_at,
     (SELECT reasons FROM reward WHERE reward.step = step.uid AND source = 'user' ORDER BY id DESC LIMIT 1),
     (SELECT note FROM reward WHERE reward.step = step.uid AND source = 'user' ORDER BY id DESC LIMIT 1),
-    step.id, (SELECT max(run) FROM run_step WHERE run_step.step = step.uid AND outcome = 'used')";
+    step.id, (SELECT max(run) FROM run_step WHERE run_step.step = step.uid AND outcome = 'used'), step.turn_no";
 
 fn summary(r: &Row<'_>) -> rusqlite::Result<(i64, StepSummary)> {
     let kind: String = r.get(4)?;
@@ -214,6 +255,7 @@ fn summary(r: &Row<'_>) -> rusqlite::Result<(i64, StepSummary)> {
             session: r.get(1)?,
             trajectory: r.get(2)?,
             turn: r.get(3)?,
+            turn_number: r.get(24)?,
             in_next_lesson: kind == "main" && learning == "fresh" && reward.is_some(),
             kind,
             kind_reason: r.get(5)?,
@@ -244,17 +286,12 @@ pub(crate) fn page(c: &Connection, filter: &StepFilter) -> Result<Page<StepSumma
         filter.limit.min(500)
     };
     let mut conditions: Vec<&str> = Vec::new();
+    let mut order = "step.id".to_owned();
     let mut values: Vec<Box<dyn ToSql>> = Vec::new();
     let mut add = |condition: &'static str, value: Box<dyn ToSql>| {
         conditions.push(condition);
         values.push(value);
     };
-    if let Some(cursor) = &filter.cursor {
-        let before: i64 = cursor
-            .parse()
-            .map_err(|_| StoreError::Invalid(format!("'{cursor}' is not a cursor of this list")))?;
-        add("step.id < ?", Box::new(before));
-    }
     if let Some(session) = &filter.session {
         add("step.session = ?", Box::new(session.clone()));
     }
@@ -269,19 +306,42 @@ pub(crate) fn page(c: &Connection, filter: &StepFilter) -> Result<Page<StepSumma
         };
         add("step.kind = ?", Box::new(kind));
     }
-    if let Some(q) = filter.q.as_deref().map(str::trim).filter(|q| !q.is_empty()) {
-        let term = search_term(q);
-        if q.chars().count() >= 3 {
+    let query = Query::parse(filter.q.as_deref());
+    let mut from = "step".to_owned();
+    match (query, filter.q.as_deref()) {
+        // One conversation is small; walking every match of a common word is not.
+        (Some(_), Some(q)) if filter.session.is_some() => add(
+            "(step.user_text || char(10) || step.answer_text) LIKE ? ESCAPE '\\'",
+            Box::new(search::like(q)),
+        ),
+        (Some(query), _) => {
+            let (index, text) = query.parts();
+            // From the index's newest match backwards, as far as the page needs.
+            from = format!("{index} CROSS JOIN step ON step.id = {index}.rowid");
+            order = format!("{index}.rowid");
             add(
-                "step.id IN (SELECT rowid FROM step_text WHERE step_text MATCH ?)",
-                Box::new(term),
-            );
-        } else {
-            add(
-                "step.user_text || char(10) || step.answer_text LIKE ?",
-                Box::new(term),
+                if index == "step_text" {
+                    "step_text MATCH ?"
+                } else {
+                    "step_short MATCH ?"
+                },
+                Box::new(text),
             );
         }
+        _ => {}
+    }
+    if let Some(cursor) = &filter.cursor {
+        let before: i64 = cursor
+            .parse()
+            .map_err(|_| StoreError::Invalid(format!("'{cursor}' is not a cursor of this list")))?;
+        add(
+            match order.as_str() {
+                "step_text.rowid" => "step_text.rowid < ?",
+                "step_short.rowid" => "step_short.rowid < ?",
+                _ => "step.id < ?",
+            },
+            Box::new(before),
+        );
     }
     if filter.unrated {
         conditions.push("step.rating IS NULL AND step.kind = 'main'");
@@ -293,7 +353,7 @@ pub(crate) fn page(c: &Connection, filter: &StepFilter) -> Result<Page<StepSumma
     };
     values.push(Box::new(limit as i64 + 1));
     let sql =
-        format!("SELECT {SUMMARY} FROM step WHERE {filter_sql} ORDER BY step.id DESC LIMIT ?");
+        format!("SELECT {SUMMARY} FROM {from} WHERE {filter_sql} ORDER BY {order} DESC LIMIT ?");
     let mut rows = c
         .prepare_cached(&sql)?
         .query_map(rusqlite::params_from_iter(values.iter()), summary)?
@@ -314,13 +374,17 @@ fn missing(uid: &str) -> StoreError {
     }
 }
 
-/// One step, complete.
-pub(crate) fn detail(c: &Connection, uid: &StepUid) -> Result<StepDetail> {
-    let (id, summary) = c
-        .prepare_cached(&format!("SELECT {SUMMARY} FROM step WHERE step.uid = ?1"))?
+/// One step as a list shows it, with its row.
+pub(crate) fn summary_of(c: &Connection, uid: &StepUid) -> Result<(i64, StepSummary)> {
+    c.prepare_cached(&format!("SELECT {SUMMARY} FROM step WHERE step.uid = ?1"))?
         .query_row([uid.as_str()], summary)
         .optional()?
-        .ok_or_else(|| missing(uid.as_str()))?;
+        .ok_or_else(|| missing(uid.as_str()))
+}
+
+/// One step, complete.
+pub(crate) fn detail(c: &Connection, uid: &StepUid) -> Result<StepDetail> {
+    let (id, summary) = summary_of(c, uid)?;
     let assembled = assemble(c, id)?;
     let row = c
         .prepare_cached(
@@ -371,14 +435,18 @@ pub(crate) fn detail(c: &Connection, uid: &StepUid) -> Result<StepDetail> {
 
 /// The newest step with this value in `column`, main steps first.
 pub(crate) fn newest(c: &Connection, column: &'static str, value: &str) -> Result<StepUid> {
-    let sql = format!(
-        "SELECT uid FROM step WHERE {column} = ?1 ORDER BY kind = 'main' DESC, id DESC LIMIT 1"
-    );
-    c.prepare_cached(&sql)?
-        .query_row([value], |r| r.get::<_, String>(0))
-        .optional()?
-        .map(StepUid::from)
-        .ok_or_else(|| missing(value))
+    for kind in ["AND kind = 'main'", ""] {
+        let sql =
+            format!("SELECT uid FROM step WHERE {column} = ?1 {kind} ORDER BY id DESC LIMIT 1");
+        let found: Option<String> = c
+            .prepare_cached(&sql)?
+            .query_row([value], |r| r.get(0))
+            .optional()?;
+        if let Some(uid) = found {
+            return Ok(StepUid::from(uid));
+        }
+    }
+    Err(missing(value))
 }
 
 /// The sampled ids of an answer with exactly this text.
@@ -412,30 +480,35 @@ pub(crate) fn set_kind(c: &Connection, uid: &StepUid, kind: StepKind) -> Result<
 
 /// Totals.
 pub(crate) fn counts(c: &Connection) -> Result<Counts> {
-    let one = |sql: &str| -> Result<u64> {
-        Ok(c.prepare_cached(sql)?
-            .query_row([], |r| r.get::<_, i64>(0))? as u64)
-    };
-    let (up, down) = (
-        one("SELECT count(*) FROM step WHERE rating = 'up'")?,
-        one("SELECT count(*) FROM step WHERE rating = 'down'")?,
-    );
-    Ok(Counts {
-        steps: one("SELECT count(*) FROM step")?,
-        unrated: one("SELECT count(*) FROM step WHERE rating IS NULL AND kind = 'main'")?,
-        rated: up + down,
-        up,
-        down,
-        sessions: one("SELECT count(*) FROM session")?,
-    })
+    let n = |r: &Row<'_>, i| r.get::<_, i64>(i).map(|n| n.max(0) as u64);
+    Ok(c.prepare_cached(
+        "SELECT steps, unrated, up, down, (SELECT count(*) FROM session) FROM tally",
+    )?
+    .query_row([], |r| {
+        let (up, down) = (n(r, 2)?, n(r, 3)?);
+        Ok(Counts {
+            steps: n(r, 0)?,
+            unrated: n(r, 1)?,
+            rated: up + down,
+            up,
+            down,
+            sessions: n(r, 4)?,
+        })
+    })?)
 }
+
+/// Steps that a run may claim: rated, trainable, of the training channel, and not of a
+/// prompt group that still waits for attempts.
+const CLAIMABLE: &str = "FROM step CROSS JOIN trajectory ON trajectory.uid = step.trajectory
+         LEFT JOIN prompt_group ON prompt_group.uid = trajectory.prompt_uid
+     WHERE step.learning = 'fresh' AND step.reward IS NOT NULL AND step.kind = 'main' AND step.response_tokens > 0
+         AND trajectory.channel = 'train' AND coalesce(prompt_group.ready, 1) = 1";
 
 /// Rated, unconsumed, trainable steps.
 pub(crate) fn fresh_labels(c: &Connection) -> Result<LabelCounts> {
-    Ok(c.prepare_cached(
-        "SELECT count(*), coalesce(sum(reward < 0), 0), coalesce(sum(correction IS NOT NULL), 0) FROM step
-         WHERE learning = 'fresh' AND reward IS NOT NULL AND kind = 'main'",
-    )?
+    Ok(c.prepare_cached(&format!(
+        "SELECT count(*), coalesce(sum(step.reward < 0), 0), coalesce(sum(step.correction IS NOT NULL), 0) {CLAIMABLE}"
+    ))?
     .query_row([], |r| {
         Ok(LabelCounts {
             labels: r.get::<_, i64>(0)? as u64,
@@ -509,13 +582,48 @@ fn ids(c: &Connection, sql: &str, values: &[&dyn ToSql]) -> Result<Vec<i64>> {
 }
 
 /// Claims fresh rated steps for a run.
-pub(crate) fn claim(c: &Connection, run: i64, most: usize) -> Result<Vec<TrainStep>> {
-    let rated = ids(
+pub(crate) fn claim(c: &Connection, wanted: &BatchRequest) -> Result<Batch> {
+    let oldest = wanted.oldest_adapter.map_or(0, |v| v.0);
+    let mut rated = ids(
         c,
-        "SELECT id FROM step WHERE learning = 'fresh' AND reward IS NOT NULL AND kind = 'main' AND response_tokens > 0
-         ORDER BY id LIMIT ?1",
-        &[&(most as i64)],
+        &format!("SELECT step.id {CLAIMABLE} AND step.adapter >= ?1 ORDER BY step.id LIMIT ?2"),
+        &[&oldest, &(wanted.most as i64)],
     )?;
+    // A group that a client announced is learned from whole, or not at all yet.
+    let groups: BTreeSet<String> = rated
+        .iter()
+        .map(|id| {
+            Ok(c.prepare_cached(
+                "SELECT prompt_group.uid FROM step JOIN trajectory ON trajectory.uid = step.trajectory
+                     JOIN prompt_group ON prompt_group.uid = trajectory.prompt_uid WHERE step.id = ?1",
+            )?
+            .query_row([id], |r| r.get::<_, String>(0))
+            .optional()?)
+        })
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .flatten()
+        .collect();
+    for group in groups {
+        rated.extend(ids(
+            c,
+            "SELECT step.id FROM trajectory CROSS JOIN step ON step.trajectory = trajectory.uid
+             WHERE trajectory.prompt_uid = ?1 AND trajectory.channel = 'train' AND step.learning = 'fresh'
+                 AND step.reward IS NOT NULL AND step.kind = 'main' AND step.response_tokens > 0 AND step.adapter >= ?2",
+            &[&group, &oldest],
+        )?);
+    }
+    rated.sort_unstable();
+    rated.dedup();
+    let stale = if oldest == 0 {
+        0
+    } else {
+        c.prepare_cached(&format!(
+            "SELECT count(*) {CLAIMABLE} AND step.adapter < ?1"
+        ))?
+        .query_row([oldest], |r| r.get::<_, i64>(0))? as u64
+    };
+    let run = wanted.run;
     let mut seen: BTreeSet<i64> = rated.iter().copied().collect();
     let mut steps = Vec::new();
     for id in rated {
@@ -541,7 +649,24 @@ pub(crate) fn claim(c: &Connection, run: i64, most: usize) -> Result<Vec<TrainSt
     for (id, _) in &steps {
         claim.execute(params![id, run])?;
     }
-    Ok(steps.into_iter().map(|(_, s)| s).collect())
+    Ok(Batch {
+        steps: steps.into_iter().map(|(_, s)| s).collect(),
+        stale,
+    })
+}
+
+/// Rated steps of the validation channel, newest first.
+pub(crate) fn held_out(c: &Connection, most: usize) -> Result<Vec<TrainStep>> {
+    ids(
+        c,
+        "SELECT step.id FROM trajectory CROSS JOIN step ON step.trajectory = trajectory.uid
+         WHERE trajectory.channel = 'val' AND step.reward IS NOT NULL AND step.kind = 'main' AND step.response_tokens > 0
+         ORDER BY step.id DESC LIMIT ?1",
+        &[&(most as i64)],
+    )?
+    .into_iter()
+    .map(|id| train_step(c, id, None))
+    .collect()
 }
 
 /// Gives a run's claimed steps back.
@@ -568,6 +693,7 @@ pub(crate) fn consume(
     run: i64,
     used: &[StepUid],
     dropped: &[(StepUid, String)],
+    now: i64,
 ) -> Result<()> {
     let mut set = c.prepare_cached(
         "UPDATE step SET learning = ?2, run = ?3, drop_reason = ?4 WHERE uid = ?1",
@@ -588,6 +714,7 @@ pub(crate) fn consume(
             "UPDATE step SET learning = 'dropped', drop_reason = ?3 WHERE uid = ?1 AND learning = 'claimed' AND run = ?2",
         )?
         .execute(params![uid.as_str(), run, reason])?;
+        drop_count::add(c, reason, 1, now)?;
         link.execute(params![run, uid.as_str(), "dropped", reason])?;
     }
     release(c, run)
@@ -605,55 +732,85 @@ pub(crate) fn replay(c: &Connection, most: usize) -> Result<Vec<TrainStep>> {
     .collect()
 }
 
-/// Deletes steps; later prompts that referred to them are stored whole first. Returns the
-/// adapters that learned from them.
-pub(crate) fn forget(c: &Connection, uids: &[String]) -> Result<Vec<AdapterVersion>> {
+/// Deletes steps; later prompts that referred to them are stored whole first, and
+/// conversations and attempts that are empty then go too. Returns the adapters that
+/// learned from them.
+pub(crate) fn forget(desk: &Desk, uids: &[String]) -> Result<Vec<AdapterVersion>> {
     let mut touched = BTreeSet::new();
+    let mut going = BTreeMap::new();
     for uid in uids {
-        let id: i64 = c
+        let id: i64 = desk
             .prepare_cached("SELECT id FROM step WHERE uid = ?1")?
             .query_row([uid], |r| r.get(0))
             .optional()?
             .ok_or_else(|| missing(uid))?;
-        let versions = c
+        going.insert(id, uid);
+        let versions = desk
             .prepare_cached(
-                "SELECT run.version FROM run_step JOIN run ON run.id = run_step.run
-                 WHERE run_step.step = ?1 AND outcome = 'used' AND run.version IS NOT NULL",
+                "WITH used AS (SELECT run FROM run_step WHERE step = ?1 AND outcome = 'used')
+                 SELECT version FROM adapter WHERE run IN used
+                 UNION SELECT version FROM run WHERE id IN used AND version IS NOT NULL",
             )?
             .query_map([uid], |r| r.get::<_, u32>(0))?
             .collect::<rusqlite::Result<Vec<_>>>()?;
         touched.extend(versions.into_iter().map(AdapterVersion));
-        for child in ids(c, "SELECT id FROM step WHERE parent = ?1", &[&id])? {
-            let whole = assemble(c, child)?;
-            c.execute(
-                "UPDATE step SET parent = NULL, prompt_prefix = 0, prompt_suffix = ?2, messages_prefix = 0,
-                     messages_suffix = ?3 WHERE id = ?1",
-                params![child, blob::from_ids(&whole.prompt)?, blob::from_ids(&whole.messages)?],
-            )?;
-        }
-        c.execute("DELETE FROM step WHERE id = ?1", [id])?;
     }
-    forget_unreferenced(c)?;
-    Ok(touched.into_iter().collect())
+    delete(desk, going.keys().copied().collect())?;
+    adapter::with_descendants(desk, touched)
 }
 
-/// Deletes content that no step refers to any more.
-fn forget_unreferenced(c: &Connection) -> Result<()> {
-    let mut referenced: BTreeSet<i64> = ids(c, "SELECT DISTINCT request FROM step", &[])?
-        .into_iter()
-        .collect();
-    let blobs = c
-        .prepare("SELECT messages_suffix FROM step")?
-        .query_map([], |r| r.get::<_, Vec<u8>>(0))?
-        .collect::<rusqlite::Result<Vec<_>>>()?;
-    for blob in blobs {
-        referenced.extend(blob::to_ids(&blob)?.into_iter().map(i64::from));
-    }
-    for id in ids(c, "SELECT id FROM content", &[])? {
-        if !referenced.contains(&id) {
-            c.prepare_cached("DELETE FROM content WHERE id = ?1")?
-                .execute([id])?;
+/// Deletes these rows and what only they needed.
+pub(crate) fn delete(desk: &Desk, going: BTreeSet<i64>) -> Result<()> {
+    desk.recent.borrow_mut().clear();
+    let (mut sessions, mut trajectories) = (BTreeSet::new(), BTreeSet::new());
+    for id in &going {
+        for child in ids(desk, "SELECT id FROM step WHERE parent = ?1", &[id])? {
+            if going.contains(&child) {
+                continue;
+            }
+            let whole = assemble(desk, child)?;
+            let suffix: Vec<u8> = desk
+                .prepare_cached("SELECT messages_suffix FROM step WHERE id = ?1")?
+                .query_row([child], |r| r.get(0))?;
+            content::hold(desk, whole.messages.iter().map(|id| i64::from(*id)))?;
+            content::release(desk, blob::to_ids(&suffix)?.into_iter().map(i64::from))?;
+            desk.prepare_cached(
+                "UPDATE step SET parent = NULL, depth = 0, prompt_prefix = 0, prompt_suffix = ?2, messages_prefix = 0,
+                     messages_suffix = ?3 WHERE id = ?1",
+            )?
+            .execute(params![
+                child,
+                blob::from_ids(&whole.prompt)?,
+                blob::from_ids(&whole.messages)?
+            ])?;
         }
+    }
+    // Children before their parents.
+    for id in going.iter().rev() {
+        let (suffix, request, session, trajectory) = desk
+            .prepare_cached(
+                "SELECT messages_suffix, request, session, trajectory FROM step WHERE id = ?1",
+            )?
+            .query_row([id], |r| {
+                Ok((
+                    r.get::<_, Vec<u8>>(0)?,
+                    r.get::<_, i64>(1)?,
+                    r.get::<_, String>(2)?,
+                    r.get::<_, String>(3)?,
+                ))
+            })?;
+        desk.prepare_cached("DELETE FROM step WHERE id = ?1")?
+            .execute([id])?;
+        let held = blob::to_ids(&suffix)?.into_iter().map(i64::from);
+        content::release(desk, held.chain([request]))?;
+        sessions.insert(session);
+        trajectories.insert(trajectory);
+    }
+    for uid in trajectories {
+        trajectory::tidy(desk, &uid)?;
+    }
+    for uid in sessions {
+        session::tidy(desk, &uid)?;
     }
     Ok(())
 }
@@ -664,31 +821,128 @@ pub(crate) fn forget_all(c: &Connection) -> Result<()> {
         "BEGIN IMMEDIATE;
          UPDATE step SET parent = NULL;
          DELETE FROM run_step; DELETE FROM reward; DELETE FROM step; DELETE FROM trajectory; DELETE FROM session;
-         DELETE FROM content;
+         DELETE FROM content; DELETE FROM prompt_group;
          INSERT INTO step_text (step_text) VALUES ('rebuild');
+         INSERT INTO step_short (step_short) VALUES ('rebuild');
          COMMIT;",
     )?;
     Ok(())
 }
 
-/// Every step as one line of JSON, oldest first.
-pub(crate) fn export(c: &Connection, each: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+/// What the second schema needs of the steps of the first.
+pub(crate) fn backfill(c: &Connection) -> Result<()> {
+    let mut holds: BTreeMap<i64, i64> = BTreeMap::new();
     for id in ids(c, "SELECT id FROM step ORDER BY id", &[])? {
-        let uid: String = c
-            .prepare_cached("SELECT uid FROM step WHERE id = ?1")?
-            .query_row([id], |r| r.get(0))?;
-        let d = detail(c, &StepUid::from(uid))?;
-        let s = &d.summary;
-        let line = json!({
-            "uid": s.uid, "session": s.session, "trajectory": s.trajectory, "turn": s.turn, "kind": s.kind,
-            "kind_reason": s.kind_reason, "adapter": s.adapter, "base_model": d.base_model, "client": s.client,
-            "user_text": s.user_text, "answer_text": s.answer_text, "request": d.request, "response": d.response,
-            "sampling": d.sampling, "prompt_ids": d.prompt_ids, "response_ids": d.response_ids,
-            "logprobs": d.logprobs, "model_logprobs": d.model_logprobs, "finish_reason": s.finish_reason,
-            "cached_tokens": d.cached_tokens, "first_token_ms": d.first_token_ms, "total_ms": d.total_ms,
-            "created_at": s.created_at, "rewards": d.rewards, "reward": s.reward, "correction": s.correction,
-        });
-        each(&line.to_string())?;
+        let (suffix, request, user, answer) = c
+            .prepare_cached(
+                "SELECT messages_suffix, request, user_text, answer_text FROM step WHERE id = ?1",
+            )?
+            .query_row([id], |r| {
+                Ok((
+                    r.get::<_, Vec<u8>>(0)?,
+                    r.get::<_, i64>(1)?,
+                    r.get::<_, String>(2)?,
+                    r.get::<_, String>(3)?,
+                ))
+            })?;
+        for held in blob::to_ids(&suffix)?
+            .into_iter()
+            .map(i64::from)
+            .chain([request])
+        {
+            *holds.entry(held).or_default() += 1;
+        }
+        c.prepare_cached("UPDATE step SET short_terms = ?2 WHERE id = ?1")?
+            .execute(params![
+                id,
+                search::short_terms([user.as_str(), answer.as_str()])
+            ])?;
     }
+    for (id, refs) in holds {
+        c.prepare_cached("UPDATE content SET refs = ?2 WHERE id = ?1")?
+            .execute([id, refs])?;
+    }
+    c.execute_batch(
+        "DELETE FROM content WHERE refs = 0; INSERT INTO step_short (step_short) VALUES ('rebuild');",
+    )?;
     Ok(())
+}
+
+/// A step as it was handed over.
+pub(crate) fn stored(c: &Connection, uid: &StepUid) -> Result<Step> {
+    let d = detail(c, uid)?;
+    let (prompt_uid, index): (String, u32) = c
+        .prepare_cached("SELECT prompt_uid, idx FROM step WHERE uid = ?1")?
+        .query_row([uid.as_str()], |r| Ok((r.get(0)?, r.get(1)?)))?;
+    let damaged = |e: serde_json::Error| StoreError::Damaged(e.to_string());
+    let s = d.summary;
+    Ok(Step {
+        uid: uid.clone(),
+        session: s.session.into(),
+        trajectory: s.trajectory.into(),
+        prompt_uid,
+        turn: s.turn,
+        index,
+        kind: if s.kind == "main" {
+            StepKind::Main
+        } else {
+            StepKind::Side
+        },
+        kind_reason: s.kind_reason,
+        adapter: s.adapter,
+        base_model: d.base_model,
+        prompt_ids: d.prompt_ids,
+        response_ids: d.response_ids,
+        logprobs: d.logprobs,
+        model_logprobs: d.model_logprobs,
+        sampling: serde_json::from_value(d.sampling).map_err(damaged)?,
+        finish_reason: serde_json::from_value(Value::String(s.finish_reason)).map_err(damaged)?,
+        cached_tokens: d.cached_tokens,
+        first_token_ms: d.first_token_ms,
+        total_ms: d.total_ms,
+        client: s.client,
+        user_text: s.user_text,
+        answer_text: s.answer_text,
+        request: d.request,
+        response: d.response,
+        created_at: s.created_at,
+    })
+}
+
+/// What redaction would do to the newest steps.
+pub(crate) fn preview(c: &Connection, redactor: &Redactor, most: usize) -> Result<Vec<Preview>> {
+    let rows = c
+        .prepare_cached(
+            "SELECT uid, user_text, answer_text, response FROM step ORDER BY id DESC LIMIT ?1",
+        )?
+        .query_map([most as i64], |r| {
+            Ok((
+                r.get::<_, String>(0)?,
+                r.get::<_, String>(1)?,
+                r.get::<_, String>(2)?,
+                r.get::<_, String>(3)?,
+            ))
+        })?
+        .collect::<rusqlite::Result<Vec<_>>>()?;
+    Ok(rows
+        .iter()
+        .filter_map(|(uid, user, answer, response)| {
+            redactor.preview(uid, &[user, answer, response])
+        })
+        .collect())
+}
+
+/// Makes the steps that these adapters learned from fresh again. Returns how many.
+pub(crate) fn requeue(c: &Connection, adapters: &[AdapterVersion]) -> Result<u64> {
+    let mut n = 0;
+    for version in adapters {
+        n += c
+            .prepare_cached(
+                "UPDATE step SET learning = 'fresh', run = NULL WHERE learning = 'used' AND reward IS NOT NULL
+                     AND uid IN (SELECT step FROM run_step WHERE outcome = 'used' AND run IN (
+                         SELECT run FROM adapter WHERE version = ?1 UNION SELECT id FROM run WHERE version = ?1))",
+            )?
+            .execute([version.0])?;
+    }
+    Ok(n as u64)
 }
