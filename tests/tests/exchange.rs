@@ -275,8 +275,8 @@ async fn an_export_that_is_called_off_leaves_nothing() -> Result<()> {
     let out = tempfile::tempdir()?;
     rate(&daemon, 0..8).await?;
     train(&daemon).await?;
-    for by_request in [true, false] {
-        let at = out.path().join(format!("called-off-{by_request}"));
+    for how in ["request", "client", "crash"] {
+        let at = out.path().join(format!("called-off-by-{how}"));
         let request = daemon
             .request(Method::POST, "/api/v1/adapters/v1/export")
             .json(&json!({"format": "merged-safetensors", "out": at}));
@@ -289,17 +289,29 @@ async fn an_export_that_is_called_off_leaves_nothing() -> Result<()> {
             );
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        if by_request {
-            let answer = daemon
-                .request(Method::DELETE, "/api/v1/adapters/v1/export")
-                .send()
-                .await?;
-            ensure!(answer.status().is_success(), "{}", answer.status());
-            let answer = export.await??;
-            ensure!(!answer.status().is_success(), "it was written in spite");
-        } else {
+        match how {
+            "request" => {
+                let answer = daemon
+                    .request(Method::DELETE, "/api/v1/adapters/v1/export")
+                    .send()
+                    .await?;
+                ensure!(answer.status().is_success(), "{}", answer.status());
+                let answer = export.await??;
+                ensure!(!answer.status().is_success(), "it was written in spite");
+            }
             // The client goes away.
-            export.abort();
+            "client" => export.abort(),
+            // The worker dies in the middle of it.
+            _ => {
+                let status = daemon.get("/api/v1/status").await?;
+                let pid = status["worker"]["pid"].as_u64().context("pid")?;
+                let killed = Command::new("kill")
+                    .args(["-9", &pid.to_string()])
+                    .status()?;
+                ensure!(killed.success(), "kill failed");
+                let answer = export.await??;
+                ensure!(!answer.status().is_success(), "it was written in spite");
+            }
         }
         for _ in 0..500 {
             if !partial(&at).exists() {

@@ -14,8 +14,9 @@ use spotter_core::code::{Code, Failure};
 use spotter_core::train::{AdapterFiles, ScoreItem};
 use spotter_core::worker::{Command, PROTOCOL, Report, WorkerSettings, partial_directory};
 use spotter_model::adapter_file::{load_foreign, load_peft, save_peft};
-use spotter_model::gguf::{Gguf, GgufWriter};
-use spotter_model::weights::BlockType;
+use spotter_model::folder::ModelFolder;
+use spotter_model::gguf::{Gguf, GgufModel, GgufWriter, Value as Meta};
+use spotter_model::weights::{BlockType, WeightSource};
 use spotter_model::{Batch, LoadOptions, LoadedModel, LoraAdapter, LoraConfig, Segment, Target};
 
 /// What the readers are asked to continue.
@@ -311,6 +312,120 @@ fn in_f32(path: &Path, out: &Path) {
             .tensor(name, &info.dims, BlockType::F32, &values)
             .expect("fits");
     }
+    write_gguf(&writer, out);
+}
+
+/// The tiny model as another family: the same weights under that family's names, with
+/// what only that family has (biases, norms of queries and keys). Its queries and keys
+/// are not permuted in GGUF.
+fn as_family(architecture: &str, out: &Path) {
+    let file = Gguf::open(&tiny()).expect("opens");
+    let mut writer = GgufWriter::default();
+    for (key, value) in file.metadata() {
+        match key.as_str() {
+            "general.architecture" => {}
+            "tokenizer.ggml.pre" => writer.metadata(key, Meta::String("qwen2".into())),
+            _ => writer.metadata(
+                &key.replace("llama.", &format!("{architecture}.")),
+                value.clone(),
+            ),
+        }
+    }
+    writer.metadata("general.architecture", Meta::String(architecture.into()));
+    for key in ["key_length", "value_length"] {
+        writer.metadata(&format!("{architecture}.attention.{key}"), Meta::U32(16));
+    }
+    let wave = |n: usize, seed: usize, around: f32| -> Vec<f32> {
+        (0..n)
+            .map(|i| around + (((i * 37 + seed * 11) % 41) as f32 / 20.5 - 1.0) * 0.3)
+            .collect()
+    };
+    for (name, info) in file.tensors() {
+        let values = file.view(name).expect("tensor").to_f32();
+        writer
+            .tensor(name, &info.dims, BlockType::F32, &values)
+            .expect("fits");
+    }
+    for layer in 0..2 {
+        let mut add = |name: &str, n: usize, around: f32| {
+            let name = format!("blk.{layer}.{name}");
+            let values = wave(n, layer + name.len(), around);
+            writer
+                .tensor(&name, &[n], BlockType::F32, &values)
+                .expect("fits");
+        };
+        if architecture == "qwen2" {
+            add("attn_q.bias", 64, 0.0);
+            add("attn_k.bias", 32, 0.0);
+            add("attn_v.bias", 32, 0.0);
+        } else {
+            add("attn_q_norm.weight", 16, 1.0);
+            add("attn_k_norm.weight", 16, 1.0);
+        }
+    }
+    write_gguf(&writer, out);
+}
+
+/// A model of one layer, 256 wide, with every linear in this block type.
+fn in_blocks(block: BlockType, out: &Path) {
+    let file = Gguf::open(&tiny()).expect("opens");
+    let mut writer = GgufWriter::default();
+    for (key, value) in file.metadata() {
+        match key.as_str() {
+            "llama.embedding_length" | "llama.feed_forward_length" => {
+                writer.metadata(key, Meta::U32(256));
+            }
+            "llama.block_count" => writer.metadata(key, Meta::U32(1)),
+            _ => writer.metadata(key, value.clone()),
+        }
+    }
+    // Four heads, two of keys and values, 64 wide.
+    let mut state = 1u64;
+    let mut random = |n: usize, scale: f32| -> Vec<f32> {
+        (0..n)
+            .map(|_| {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                ((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * scale
+            })
+            .collect()
+    };
+    for (name, cols, rows) in [
+        ("attn_q", 256, 256),
+        ("attn_k", 256, 128),
+        ("attn_v", 256, 128),
+        ("attn_output", 256, 256),
+        ("ffn_gate", 256, 256),
+        ("ffn_up", 256, 256),
+        ("ffn_down", 256, 256),
+    ] {
+        let name = format!("blk.0.{name}.weight");
+        writer
+            .tensor(&name, &[cols, rows], block, &random(cols * rows, 0.1))
+            .expect("fits");
+    }
+    for name in [
+        "blk.0.attn_norm.weight",
+        "blk.0.ffn_norm.weight",
+        "output_norm.weight",
+    ] {
+        writer
+            .tensor(name, &[256], BlockType::F32, &[1.0; 256])
+            .expect("fits");
+    }
+    writer
+        .tensor(
+            "token_embd.weight",
+            &[256, 512],
+            BlockType::F32,
+            &random(256 * 512, 0.2),
+        )
+        .expect("fits");
+    write_gguf(&writer, out);
+}
+
+fn write_gguf(writer: &GgufWriter, out: &Path) {
     let mut bytes = Vec::new();
     writer.write(&mut bytes).expect("writes");
     std::fs::write(out, bytes).expect("written");
@@ -513,6 +628,120 @@ fn the_real_model_leaves_in_every_form() {
     let off = worst_of_top_five(&ours, &theirs);
     println!("llama.cpp with the merged file: off by {off:.3} in the five likeliest");
     assert!(off <= QUANTISATION, "off by {off}");
+}
+
+#[test]
+fn families_without_permuted_rows_leave_as_they_are() {
+    for architecture in ["qwen2", "qwen3"] {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("model.gguf");
+        as_family(architecture, &path);
+        let f = fixture_of(dir, path, small(), 0.05);
+        let mut worker = Worker::start(&f.path);
+        let mut at = |format: &str| {
+            let out = f.dir.path().join(format);
+            worker.export(&f.adapter, format, &out).expect("exported");
+            out
+        };
+        let (lora, merged) = (
+            at("gguf-lora").join("adapter.gguf"),
+            at("merged-gguf").join("model.gguf"),
+        );
+        let folder = at("merged-safetensors");
+        worker.stop();
+        for model in [&merged, &folder] {
+            let off = worst(&f.expected, &logprobs(&load(model), None, &f.ids));
+            assert!(off <= 1e-3, "{architecture}: off by {off}");
+        }
+        if let Some(python) = python() {
+            let theirs = read_logprobs(&python, "peft_logits.py", &folder, "-", &f.ids);
+            let off = worst(&f.expected, &theirs);
+            println!("{architecture}, transformers: largest difference {off:.2e}");
+            assert!(off <= 1e-3, "{architecture}: off by {off}");
+        }
+        if let Some(python) = llama_cpp() {
+            for (model, lora) in [(&f.path, text(&lora)), (&merged, "-")] {
+                let theirs = read_logprobs(&python, "llama_cpp_logits.py", model, lora, &f.ids);
+                let off = worst(&f.expected, &theirs);
+                println!("{architecture}, llama.cpp: largest difference {off:.2e}");
+                assert!(off <= 2e-3, "{architecture}: off by {off}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_block_type_is_merged_into_and_read_by_llama_cpp() {
+    let python = llama_cpp();
+    // With the largest root-mean-square error of the weights, relative to the weights.
+    for (block, precision) in [
+        (BlockType::F32, 1e-3),
+        (BlockType::F16, 1e-3),
+        (BlockType::BF16, 4e-3),
+        (BlockType::Q8_0, 0.006),
+        (BlockType::Q6_K, 0.02),
+        (BlockType::Q5_K, 0.04),
+        (BlockType::Q5_1, 0.04),
+        (BlockType::Q5_0, 0.04),
+        (BlockType::Q4_K, 0.08),
+        (BlockType::Q4_1, 0.08),
+        (BlockType::Q4_0, 0.08),
+    ] {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("model.gguf");
+        in_blocks(block, &path);
+        let f = fixture_of(dir, path, small(), 0.05);
+        let mut worker = Worker::start(&f.path);
+        let out = f.dir.path().join("merged");
+        worker
+            .export(&f.adapter, "merged-gguf", &out)
+            .expect("exported");
+        let folder = f.dir.path().join("folder");
+        worker
+            .export(&f.adapter, "merged-safetensors", &folder)
+            .expect("exported");
+        worker.stop();
+        let merged = out.join("model.gguf");
+        let model = load(&merged);
+        assert_eq!(model.quantisation, block.name());
+        let (exact, ours) = (
+            ModelFolder::open(&folder).expect("opens"),
+            GgufModel::new(Gguf::open(&merged).expect("opens")).expect("a model"),
+        );
+        for target in Target::ALL {
+            let name = format!("model.layers.0.{}.weight", target.path());
+            let values = |source: &dyn WeightSource| {
+                source
+                    .tensor(&name)
+                    .expect("reads")
+                    .expect("is there")
+                    .to_f32()
+            };
+            let (exact, ours) = (values(&exact), values(&ours));
+            let sum = |x: &mut dyn Iterator<Item = f32>| x.map(|v| f64::from(v * v)).sum::<f64>();
+            let error = sum(&mut exact.iter().zip(&ours).map(|(a, b)| a - b));
+            let relative = (error / sum(&mut exact.iter().copied())).sqrt();
+            assert!(relative <= precision, "{} {name}: {relative}", block.name());
+        }
+        let ours = logprobs(&model, None, &f.ids);
+        let plain = logprobs(&f.model, None, &f.ids);
+        let (off, effect) = (
+            worst_of_top_five(&f.expected, &ours),
+            worst_of_top_five(&f.expected, &plain),
+        );
+        let Some(python) = &python else { continue };
+        let theirs = read_logprobs(python, "llama_cpp_logits.py", &merged, "-", &f.ids);
+        let other = worst_of_top_five(&ours, &theirs);
+        println!(
+            "{}: off by {off:.4} of {effect:.2}; llama.cpp by {other:.4}",
+            block.name()
+        );
+        assert!(
+            other <= QUANTISATION,
+            "{}: llama.cpp is off by {other}",
+            block.name()
+        );
+    }
 }
 
 #[test]

@@ -51,6 +51,7 @@ pub fn gguf_lora(
     writer.metadata("general.base_model.count", Value::U32(1));
     writer.metadata("general.base_model.0.name", text(base_model));
     writer.metadata("general.file_type", Value::U32(0));
+    writer.metadata("general.quantization_version", Value::U32(2));
     writer.metadata("adapter.type", text("lora"));
     writer.metadata(
         "adapter.lora.alpha",
