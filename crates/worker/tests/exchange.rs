@@ -5,7 +5,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command as Process, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candle_core::Tensor;
 use serde_json::{Value, json};
@@ -244,59 +244,93 @@ fn worst_of_top_five(a: &[f64], b: &[f64]) -> f64 {
         .fold(0.0, f64::max)
 }
 
-/// The Python with the readers, if there is one.
-fn python() -> Option<PathBuf> {
-    let python = std::env::var_os("SPOTTER_TEST_PYTHON").map(PathBuf::from);
-    if python.is_none() {
-        println!("SPOTTER_TEST_PYTHON is not set: the real readers were not asked");
-    }
-    python
+/// Transformers and PEFT, loaded once for all tests.
+struct Reader {
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
 }
 
-/// The Python, if it has llama.cpp.
-fn llama_cpp() -> Option<PathBuf> {
-    let python = python()?;
-    let has = Process::new(&python)
-        .args(["-c", "import llama_cpp"])
-        .output()
-        .is_ok_and(|o| o.status.success());
-    if !has {
-        println!("llama_cpp is not installed: llama.cpp was not asked");
-    }
-    has.then_some(python)
+fn scripts() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/python")
 }
 
-fn script(python: &Path, name: &str, arguments: &[&str], ids: &[u32]) -> Value {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/python");
-    let output = Process::new(python)
-        .arg(file.join(name))
-        .args(arguments)
+/// Asks transformers and PEFT; `None` when there is no Python that has them.
+// The process lives as long as the tests, so nobody could wait for it.
+#[allow(clippy::zombie_processes)]
+fn reader(question: &Value) -> Option<Value> {
+    static READER: OnceLock<Option<Mutex<Reader>>> = OnceLock::new();
+    let reader = READER.get_or_init(|| {
+        let Some(python) = std::env::var_os("SPOTTER_TEST_PYTHON") else {
+            println!("SPOTTER_TEST_PYTHON is not set: transformers and PEFT were not asked");
+            return None;
+        };
+        // It ends with this process, because its input ends then.
+        let mut child = Process::new(python)
+            .arg(scripts().join("reader.py"))
+            .env("HF_HUB_OFFLINE", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("Python runs");
+        Some(Mutex::new(Reader {
+            input: child.stdin.take().expect("input"),
+            output: BufReader::new(child.stdout.take().expect("output")),
+        }))
+    });
+    let mut reader = reader
+        .as_ref()?
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let mut line = question.to_string();
+    line.push('\n');
+    reader.input.write_all(line.as_bytes()).expect("asked");
+    line.clear();
+    reader.output.read_line(&mut line).expect("answered");
+    let mut answer: Value = serde_json::from_str(&line).expect("the reader died");
+    assert_eq!(answer["error"], Value::Null, "{question}");
+    Some(answer["ok"].take())
+}
+
+/// What transformers, with PEFT when there is an adapter, makes of these ids.
+fn transformers(model: &Path, adapter: Option<&Path>, ids: &[u32]) -> Option<Vec<f64>> {
+    let answer = reader(&json!({
+        "do": "logprobs", "model": model, "adapter": adapter, "ids": ids,
+    }))?;
+    Some(serde_json::from_value(answer).expect("numbers"))
+}
+
+/// What llama.cpp makes of these ids; `None` when it is not there.
+fn llama_cpp(model: &Path, lora: Option<&Path>, ids: &[u32]) -> Option<Vec<f64>> {
+    let python = std::env::var_os("SPOTTER_TEST_PYTHON")?;
+    static INSTALLED: OnceLock<bool> = OnceLock::new();
+    let installed = INSTALLED.get_or_init(|| {
+        let import = Process::new(&python)
+            .args(["-c", "import llama_cpp"])
+            .output();
+        let installed = import.is_ok_and(|o| o.status.success());
+        if !installed {
+            println!("llama_cpp is not installed: llama.cpp was not asked");
+        }
+        installed
+    });
+    if !installed {
+        return None;
+    }
+    let output = Process::new(&python)
+        .arg(scripts().join("llama_cpp_logits.py"))
+        .args([model, lora.unwrap_or(Path::new("-"))])
         .args(ids.iter().map(u32::to_string))
-        .env("HF_HUB_OFFLINE", "1")
         .output()
         .expect("Python runs");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success(),
-        "{name} {arguments:?}: {text}\n{}",
+        "{}: {text}\n{}",
+        model.display(),
         String::from_utf8_lossy(&output.stderr)
     );
-    serde_json::from_str(text.lines().last().unwrap_or_default()).expect("JSON at the end")
-}
-
-fn read_logprobs(
-    python: &Path,
-    reader: &str,
-    model: &Path,
-    adapter: &str,
-    ids: &[u32],
-) -> Vec<f64> {
-    let answer = script(python, reader, &[text(model), adapter], ids);
-    serde_json::from_value(answer).expect("numbers")
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("UTF-8")
+    Some(serde_json::from_str(text.lines().last().unwrap_or_default()).expect("numbers"))
 }
 
 /// The same model with every weight in F32, so that a reader computes without rounding.
@@ -526,15 +560,15 @@ fn the_lora_file_comes_back_bit_for_bit() {
 
 #[test]
 fn peft_gives_the_workers_logits() {
-    let Some(python) = python() else { return };
     let f = fixture(small());
     let mut worker = Worker::start(&f.path);
     let out = f.dir.path().join("peft");
     worker.export(&f.adapter, "peft", &out).expect("exported");
-    let theirs = read_logprobs(&python, "peft_logits.py", &f.path, text(&out), &f.ids);
-    let off = worst(&f.expected, &theirs);
-    println!("PEFT against the worker: largest difference {off:.2e}");
-    assert!(off <= 1e-3, "off by {off}");
+    if let Some(theirs) = transformers(&f.path, Some(&out), &f.ids) {
+        let off = worst(&f.expected, &theirs);
+        println!("PEFT against the worker: largest difference {off:.2e}");
+        assert!(off <= 1e-3, "off by {off}");
+    }
     // The worker that serves says the same as the model in this process.
     let answer: Vec<u32> = (0..6).map(|i| i * 40 + 7).collect();
     for id in answer {
@@ -546,7 +580,6 @@ fn peft_gives_the_workers_logits() {
 
 #[test]
 fn llama_cpp_reads_the_lora_file_and_the_merged_file() {
-    let Some(python) = llama_cpp() else { return };
     let f = fixture(small());
     let mut worker = Worker::start(&f.path);
     let out = f.dir.path().join("gguf");
@@ -554,7 +587,9 @@ fn llama_cpp_reads_the_lora_file_and_the_merged_file() {
         .export(&f.adapter, "gguf-lora", &out)
         .expect("exported");
     let lora = out.join("adapter.gguf");
-    let theirs = read_logprobs(&python, "llama_cpp_logits.py", &f.path, text(&lora), &f.ids);
+    let Some(theirs) = llama_cpp(&f.path, Some(&lora), &f.ids) else {
+        return;
+    };
     let off = worst(&f.expected, &theirs);
     println!("llama.cpp with the LoRA file: largest difference {off:.2e}");
     assert!(off <= 2e-3, "off by {off}");
@@ -564,7 +599,7 @@ fn llama_cpp_reads_the_lora_file_and_the_merged_file() {
         .export(&f.adapter, "merged-gguf", &out)
         .expect("exported");
     let merged = out.join("model.gguf");
-    let theirs = read_logprobs(&python, "llama_cpp_logits.py", &merged, "-", &f.ids);
+    let theirs = llama_cpp(&merged, None, &f.ids).expect("it was there");
     let off = worst(&f.expected, &theirs);
     println!("llama.cpp with the merged file: largest difference {off:.2e}");
     assert!(off <= 2e-3, "off by {off}");
@@ -582,7 +617,6 @@ fn the_real_model_leaves_in_every_form() {
         println!("SPOTTER_TEST_MODEL is not set: the real model was not exported");
         return;
     };
-    let Some(python) = python() else { return };
     let f = fixture_of(
         tempfile::tempdir().expect("directory"),
         path,
@@ -600,11 +634,13 @@ fn the_real_model_leaves_in_every_form() {
         at("gguf-lora").join("adapter.gguf"),
         at("merged-gguf").join("model.gguf"),
     );
-    let theirs = read_logprobs(&python, "peft_logits.py", &f.path, text(&peft), &f.ids);
+    let Some(theirs) = transformers(&f.path, Some(&peft), &f.ids) else {
+        return;
+    };
     let off = worst(&f.expected, &theirs);
     println!("PEFT on the dequantised base: largest difference {off:.2e}");
     assert!(off <= 1e-3, "off by {off}");
-    let theirs = read_logprobs(&python, "peft_logits.py", &folder, "-", &f.ids);
+    let theirs = transformers(&folder, None, &f.ids).expect("it was there");
     let off = worst_of_top_five(&f.expected, &theirs);
     println!("transformers with the merged folder (F16): off by {off:.4} in the five likeliest");
     assert!(off <= 0.02, "off by {off}");
@@ -619,12 +655,13 @@ fn the_real_model_leaves_in_every_form() {
         worst_of_top_five(&f.expected, &ours)
     );
     worker.stop();
-    let Some(python) = llama_cpp() else { return };
-    let theirs = read_logprobs(&python, "llama_cpp_logits.py", &f.path, text(&lora), &f.ids);
+    let Some(theirs) = llama_cpp(&f.path, Some(&lora), &f.ids) else {
+        return;
+    };
     let off = worst_of_top_five(&f.expected, &theirs);
     println!("llama.cpp with the LoRA file: off by {off:.3} in the five likeliest");
     assert!(off <= QUANTISATION, "off by {off}");
-    let theirs = read_logprobs(&python, "llama_cpp_logits.py", &merged, "-", &f.ids);
+    let theirs = llama_cpp(&merged, None, &f.ids).expect("it was there");
     let off = worst_of_top_five(&ours, &theirs);
     println!("llama.cpp with the merged file: off by {off:.3} in the five likeliest");
     assert!(off <= QUANTISATION, "off by {off}");
@@ -653,15 +690,13 @@ fn families_without_permuted_rows_leave_as_they_are() {
             let off = worst(&f.expected, &logprobs(&load(model), None, &f.ids));
             assert!(off <= 1e-3, "{architecture}: off by {off}");
         }
-        if let Some(python) = python() {
-            let theirs = read_logprobs(&python, "peft_logits.py", &folder, "-", &f.ids);
+        if let Some(theirs) = transformers(&folder, None, &f.ids) {
             let off = worst(&f.expected, &theirs);
             println!("{architecture}, transformers: largest difference {off:.2e}");
             assert!(off <= 1e-3, "{architecture}: off by {off}");
         }
-        if let Some(python) = llama_cpp() {
-            for (model, lora) in [(&f.path, text(&lora)), (&merged, "-")] {
-                let theirs = read_logprobs(&python, "llama_cpp_logits.py", model, lora, &f.ids);
+        for (model, lora) in [(&f.path, Some(lora.as_path())), (&merged, None)] {
+            if let Some(theirs) = llama_cpp(model, lora, &f.ids) {
                 let off = worst(&f.expected, &theirs);
                 println!("{architecture}, llama.cpp: largest difference {off:.2e}");
                 assert!(off <= 2e-3, "{architecture}: off by {off}");
@@ -672,7 +707,6 @@ fn families_without_permuted_rows_leave_as_they_are() {
 
 #[test]
 fn every_block_type_is_merged_into_and_read_by_llama_cpp() {
-    let python = llama_cpp();
     // With the largest root-mean-square error of the weights, relative to the weights.
     for (block, precision) in [
         (BlockType::F32, 1e-3),
@@ -729,8 +763,9 @@ fn every_block_type_is_merged_into_and_read_by_llama_cpp() {
             worst_of_top_five(&f.expected, &ours),
             worst_of_top_five(&f.expected, &plain),
         );
-        let Some(python) = &python else { continue };
-        let theirs = read_logprobs(python, "llama_cpp_logits.py", &merged, "-", &f.ids);
+        let Some(theirs) = llama_cpp(&merged, None, &f.ids) else {
+            continue;
+        };
         let other = worst_of_top_five(&ours, &theirs);
         println!(
             "{}: off by {off:.4} of {effect:.2}; llama.cpp by {other:.4}",
@@ -821,8 +856,9 @@ fn transformers_reads_the_merged_folder() {
     nothing_at(&f.dir.path().join("no"));
     second.stop();
     worker.stop();
-    let Some(python) = python() else { return };
-    let theirs = read_logprobs(&python, "peft_logits.py", &out, "-", &f.ids);
+    let Some(theirs) = transformers(&out, None, &f.ids) else {
+        return;
+    };
     let off = worst(&f.expected, &theirs);
     println!("transformers with the merged folder: largest difference {off:.2e}");
     assert!(off <= 1e-3, "off by {off}");
@@ -1061,7 +1097,6 @@ fn what_does_not_fit_is_refused_and_says_why() {
 
 #[test]
 fn adapters_made_by_peft_are_served_with_equal_logits() {
-    let Some(python) = python() else { return };
     let f = fixture(small());
     let mut worker = Worker::start(&f.path);
     for (i, (options, targets)) in [
@@ -1082,26 +1117,28 @@ fn adapters_made_by_peft_are_served_with_equal_logits() {
     .enumerate()
     {
         let made = f.dir.path().join(format!("made-{i}"));
-        script(&python, "train_peft.py", &[text(&f.path), text(&made), &options.to_string()], &f.ids);
+        let made_by_peft = reader(&json!({
+            "do": "train", "model": f.path, "out": made, "options": options, "ids": f.ids,
+        }));
+        if made_by_peft.is_none() {
+            break;
+        }
         let taken = f.dir.path().join(format!("taken-{i}"));
         let facts = worker.import(&made, &taken, false).expect("imported");
         assert_eq!(facts["target_modules"], targets);
         let lora = load_peft(&taken, f.model.model.config()).expect("loads");
         let ours = logprobs(&f.model, Some(lora), &f.ids);
         assert!(worst(&ours, &logprobs(&f.model, None, &f.ids)) > 0.05, "it learned nothing");
-        let theirs = read_logprobs(&python, "peft_logits.py", &f.path, text(&made), &f.ids);
+        let theirs = transformers(&f.path, Some(&made), &f.ids).expect("it was there");
         let off = worst(&ours, &theirs);
         println!("{options}: largest difference {off:.2e}");
         assert!(off <= 1e-3, "{options}: off by {off}");
         let served = worker.score(&taken, &f.ids, &[9])[0];
         assert!((f64::from(served) - theirs[9]).abs() <= 1e-3);
-        if i != 1 {
-            continue;
-        }
         // It leaves again, and PEFT computes the same from it.
         let again = f.dir.path().join(format!("again-{i}"));
         worker.export(&taken, "peft", &again).expect("exported");
-        let back = read_logprobs(&python, "peft_logits.py", &f.path, text(&again), &f.ids);
+        let back = transformers(&f.path, Some(&again), &f.ids).expect("it was there");
         let off = worst(&theirs, &back);
         assert!(off <= 1e-4, "{options}: off by {off} after the round trip");
     }
