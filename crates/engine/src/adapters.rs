@@ -86,6 +86,17 @@ impl Adapters {
         })
     }
 
+    /// Whether a request that names a version can be answered.
+    ///
+    /// # Errors
+    /// `ModelNotFound`, with the list of what is loaded.
+    pub fn check(&self, choice: AdapterChoice) -> Result<(), Failure> {
+        match choice {
+            AdapterChoice::Current => Ok(()),
+            AdapterChoice::Version(version) => self.find(version).map(drop),
+        }
+    }
+
     /// The version for a new request.
     ///
     /// # Errors

@@ -8,7 +8,25 @@ use std::collections::HashMap;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use spotter_core::code::{Code, Failure};
 use spotter_core::generate::Sampling;
+
+/// Why no token could be drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SamplerError {
+    /// The logits are NaN or all infinite.
+    #[error("the model produced no usable numbers; the request can be repeated")]
+    NotFinite,
+    /// Bias and bans leave nothing over.
+    #[error("no token is allowed to follow; the request can be repeated")]
+    NothingAllowed,
+}
+
+impl From<SamplerError> for Failure {
+    fn from(error: SamplerError) -> Self {
+        Self::new(Code::Unavailable, error.to_string())
+    }
+}
 
 /// A drawn token.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,9 +72,20 @@ impl Sampler {
     }
 
     /// Draws the next token. `banned` tokens are never drawn.
-    pub fn sample(&mut self, logits: &[f32], top: u8, banned: &[u32]) -> Sampled {
+    ///
+    /// # Errors
+    /// When the logits are no numbers, or nothing may be drawn.
+    pub fn sample(
+        &mut self,
+        logits: &[f32],
+        top: u8,
+        banned: &[u32],
+    ) -> Result<Sampled, SamplerError> {
         let s = &self.settings;
         let log_z = log_sum_exp(logits.iter().copied());
+        if !log_z.is_finite() {
+            return Err(SamplerError::NotFinite);
+        }
         let mut adjusted: Vec<(u32, f32)> = logits
             .iter()
             .enumerate()
@@ -90,6 +119,9 @@ impl Sampler {
                 *l = f32::NEG_INFINITY;
             }
         }
+        if adjusted.iter().all(|(_, l)| *l == f32::NEG_INFINITY) {
+            return Err(SamplerError::NothingAllowed);
+        }
         let (id, logprob) = if s.temperature <= 0.0 {
             let best = adjusted
                 .iter()
@@ -101,6 +133,7 @@ impl Sampler {
                 best.1 - log_sum_exp(adjusted.iter().map(|(_, l)| *l)),
             )
         } else {
+            adjusted.retain(|(_, l)| *l > f32::NEG_INFINITY);
             for (_, l) in &mut adjusted {
                 *l /= s.temperature;
             }
@@ -134,12 +167,12 @@ impl Sampler {
                 .collect();
         }
         *self.generated.entry(id).or_default() += 1;
-        Sampled {
+        Ok(Sampled {
             id,
             logprob: logprob.min(0.0),
             model_logprob: model_logprob.min(0.0),
             top: alternatives,
-        }
+        })
     }
 }
 
@@ -169,7 +202,7 @@ fn truncate(tokens: &mut Vec<(u32, f32)>, s: &Sampling) {
             .iter()
             .map(|(_, l)| *l)
             .fold(f32::NEG_INFINITY, f32::max);
-        let floor = best + s.min_p.ln();
+        let floor = best + s.min_p.min(1.0).ln();
         tokens.retain(|(_, l)| *l >= floor);
     }
 }
@@ -189,7 +222,9 @@ mod tests {
     const LOGITS: [f32; 4] = [2.0, 1.0, 0.0, -1.0];
 
     fn draw(settings: Sampling) -> super::Sampled {
-        Sampler::new(settings, &[]).sample(&LOGITS, 2, &[])
+        Sampler::new(settings, &[])
+            .sample(&LOGITS, 2, &[])
+            .expect("a token")
     }
 
     #[test]
@@ -212,7 +247,7 @@ mod tests {
         let run = || {
             let mut sampler = Sampler::new(settings.clone(), &[]);
             (0..20)
-                .map(|_| sampler.sample(&LOGITS, 0, &[]).id)
+                .map(|_| sampler.sample(&LOGITS, 0, &[]).expect("a token").id)
                 .collect::<Vec<_>>()
         };
         assert_eq!(run(), run());
@@ -230,7 +265,7 @@ mod tests {
         let mut counts = [0u32; 4];
         let mut logprobs = [0f32; 4];
         for _ in 0..20_000 {
-            let s = sampler.sample(&LOGITS, 0, &[]);
+            let s = sampler.sample(&LOGITS, 0, &[]).expect("a token");
             counts[s.id as usize] += 1;
             logprobs[s.id as usize] = s.logprob;
         }
@@ -273,12 +308,22 @@ mod tests {
             ..Default::default()
         };
         let mut sampler = Sampler::new(settings, &[]);
-        assert_eq!(sampler.sample(&LOGITS, 0, &[]).id, 0);
+        assert_eq!(sampler.sample(&LOGITS, 0, &[]).expect("a token").id, 0);
         assert_eq!(
-            sampler.sample(&LOGITS, 0, &[]).id,
+            sampler.sample(&LOGITS, 0, &[]).expect("a token").id,
             1,
             "the first is penalised now"
         );
-        assert_eq!(sampler.sample(&LOGITS, 0, &[0, 1]).id, 2);
+        assert_eq!(sampler.sample(&LOGITS, 0, &[0, 1]).expect("a token").id, 2);
+    }
+
+    #[test]
+    fn useless_numbers_are_an_error() {
+        use super::SamplerError;
+        let mut sampler = Sampler::new(Sampling::default(), &[]);
+        let nan = sampler.sample(&[1.0, f32::NAN], 0, &[]);
+        assert_eq!(nan, Err(SamplerError::NotFinite));
+        let banned = sampler.sample(&[1.0, 2.0], 0, &[0, 1]);
+        assert_eq!(banned, Err(SamplerError::NothingAllowed));
     }
 }
