@@ -40,6 +40,9 @@ const HEADER_WAIT: Duration = Duration::from_secs(3);
 /// The longest silence on a stream; OpenClaw's watchdog can be as short as 10 s.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
+/// The longest token of any vocabulary in use, in bytes: runs of spaces reach it.
+const LONGEST_TOKEN: usize = 128;
+
 /// A piece of an answer.
 #[derive(Debug)]
 pub(crate) enum Piece {
@@ -160,6 +163,7 @@ pub(crate) async fn begin(
     if call.messages.is_empty() && matches!(call.ask, Ask::Chat) {
         return Err(crate::error::invalid("'messages' is empty."));
     }
+    surely_fits(app, &call.messages)?;
     let choice = adapter_choice(&call.model, &app.engine.adapters())?;
     let client = session::client(headers, &call.messages);
     let mut place = app
@@ -219,6 +223,26 @@ pub(crate) async fn begin(
     let answers = futures::future::try_join_all(starting).await?;
     app.control.request_seen(&client);
     Ok(answers)
+}
+
+/// Refuses megabytes that cannot fit however they are cut into tokens, since counting
+/// them exactly would keep everybody else waiting.
+fn surely_fits(app: &App, messages: &[Message]) -> Result<(), Failure> {
+    let Some(facts) = app.engine.facts() else {
+        return Ok(());
+    };
+    let bytes: usize = messages.iter().map(|m| m.content.len()).sum();
+    let least = bytes / LONGEST_TOKEN;
+    if least <= facts.context_length as usize {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Code::ContextLengthExceeded,
+        format!(
+            "This model's maximum context length is {} tokens. However, your messages resulted in at least {least} tokens.",
+            facts.context_length
+        ),
+    ))
 }
 
 /// What is needed to record an answer when it is complete.

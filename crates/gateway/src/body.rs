@@ -3,10 +3,12 @@
 use std::convert::Infallible;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::{Stream, StreamExt};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::error::{self, Form, invalid};
@@ -41,6 +43,22 @@ impl<S: Send + Sync> FromRequest<S> for OptionalJson {
         object(&bytes)
             .map(Self)
             .map_err(|failure| error::response(form, &failure))
+    }
+}
+
+/// The query string; errors have the dialect's form.
+pub(crate) struct Query<T>(pub(crate) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Response> {
+        axum::extract::Query::try_from_uri(&parts.uri)
+            .map(|axum::extract::Query(query)| Self(query))
+            .map_err(|rejection| {
+                let failure = invalid(format!("{}.", rejection.body_text()));
+                error::response(Form::of_path(parts.uri.path()), &failure)
+            })
     }
 }
 

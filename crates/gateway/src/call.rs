@@ -322,7 +322,10 @@ pub(crate) fn sampling(body: &Map<String, Value>, limits: &[&str]) -> Result<Sam
     let mut max_tokens = None;
     for key in limits {
         if let Some(limit) = number(body, key)? {
-            // Zero and negative values mean "no limit" to several clients.
+            // Zero and -1 mean "no limit" to several clients; other negative ones are slips.
+            if limit < -1.0 {
+                return Err(invalid(format!("'{key}' must be at least 1.")));
+            }
             max_tokens = (limit >= 1.0).then_some(limit.min(f64::from(u32::MAX)) as u32);
             break;
         }

@@ -58,7 +58,8 @@ pub(crate) fn status_of(code: Code) -> StatusCode {
 fn public_message(failure: &Failure) -> &str {
     match failure.code {
         Code::Internal => "Something failed inside Spotter; its log has the details.",
-        _ => &failure.message,
+        // A template or grammar explains itself over several lines, with its source.
+        _ => failure.message.lines().next().unwrap_or_default(),
     }
 }
 

@@ -179,6 +179,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     }
     router
         .fallback(interface)
+        .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(crate::BODY_LIMIT))
         .layer(middleware::from_fn(measure))
         .layer(middleware::from_fn_with_state(
@@ -186,6 +187,18 @@ pub(crate) fn router(app: Arc<App>) -> Router {
             guard::guard,
         ))
         .with_state(app)
+}
+
+/// A known path asked in a way it does not answer; axum adds what it does.
+async fn wrong_method(request: Request) -> Response {
+    let (method, path) = (request.method(), request.uri().path());
+    let failure = Failure::new(
+        Code::InvalidRequest,
+        format!("{path} does not answer {method}."),
+    );
+    let mut response = error::response(Form::of_path(path), &failure);
+    *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+    response
 }
 
 /// The surface of a request's path, for metrics.

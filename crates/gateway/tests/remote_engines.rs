@@ -49,6 +49,7 @@ fn remote(url: &str, key: Option<&str>) -> RemoteEngine {
         url: format!("{url}/v1"),
         key: key.map(str::to_owned),
         model: None,
+        base_model: None,
     })
     .expect("a client")
 }

@@ -230,6 +230,23 @@ async fn d07_overflow_has_openais_wording() {
 }
 
 #[tokio::test]
+async fn d07_what_cannot_fit_is_refused_without_being_counted() {
+    let gateway = Gateway::start().await;
+    let long = ask(&"x ".repeat(6 * 1024 * 1024));
+    let (status, body) = gateway
+        .send("POST", "/v1/chat/completions", Some(long))
+        .await;
+    assert_eq!(status, 400);
+    assert_eq!(body["error"]["code"], "context_length_exceeded");
+    let message = body["error"]["message"].as_str().expect("a message");
+    assert!(message.starts_with("This model's maximum context length is 65536 tokens."));
+    assert!(
+        gateway.engine.requests().is_empty(),
+        "the engine never saw it"
+    );
+}
+
+#[tokio::test]
 async fn d08_status_codes_mean_what_clients_take_them_for() {
     let gateway = Gateway::start().await;
     let plain = reqwest::Client::new();
@@ -1095,8 +1112,14 @@ async fn d26_an_error_after_the_first_byte_is_in_the_stream() {
 #[tokio::test]
 async fn d27_large_and_chunked_bodies_are_taken() {
     let gateway = Gateway::start().await;
+    let url = format!("data:image/png;base64,{}", "A".repeat(9 * 1024 * 1024));
+    let image = json!([{"type": "text", "text": "what is this?"},
+        {"type": "image_url", "image_url": {"url": url}}]);
     gateway
-        .post("/v1/chat/completions", ask(&"x".repeat(9 * 1024 * 1024)))
+        .post(
+            "/v1/chat/completions",
+            json!({"model": "spotter", "messages": [{"role": "user", "content": image}]}),
+        )
         .await;
     let parts = serde_json::to_vec(&ask("in pieces")).expect("JSON");
     let pieces: Vec<Result<Vec<u8>, std::io::Error>> =
@@ -1121,5 +1144,99 @@ async fn d27_large_and_chunked_bodies_are_taken() {
             .as_str()
             .expect("words")
             .contains("32 MB")
+    );
+}
+
+#[tokio::test]
+async fn refusals_have_the_dialects_form_and_say_what_is_wrong() {
+    let gateway = Gateway::start().await;
+    // A wrong method.
+    let (status, body) = gateway
+        .send("GET", "/v1/chat/completions", Some(json!({})))
+        .await;
+    assert_eq!(status, 405);
+    assert!(
+        body["error"]["message"]
+            .as_str()
+            .is_some_and(|m| m.contains("GET")),
+        "{body}"
+    );
+    let (status, body) = gateway
+        .send("DELETE", "/v1/messages", Some(json!({})))
+        .await;
+    assert_eq!(
+        (status, body["type"].as_str()),
+        (405, Some("error")),
+        "{body}"
+    );
+    // A query that cannot be read.
+    let (status, body) = gateway
+        .send("GET", "/api/v1/steps?limit=-1", Some(json!({})))
+        .await;
+    assert_eq!(
+        (status, body["error"]["code"].as_str()),
+        (400, Some("invalid_request")),
+        "{body}"
+    );
+    // Roles that nobody knows, and a limit that means nothing.
+    let wizard = json!({"model": "spotter", "messages": [{"role": "wizard", "content": "x"}]});
+    let (status, body) = gateway
+        .send("POST", "/v1/chat/completions", Some(wizard))
+        .await;
+    assert_eq!(status, 400);
+    assert!(
+        body["error"]["message"]
+            .as_str()
+            .is_some_and(|m| m.contains("role")),
+        "{body}"
+    );
+    let mut negative = ask("hi");
+    negative["max_tokens"] = json!(-5);
+    let (status, _) = gateway
+        .send("POST", "/v1/chat/completions", Some(negative))
+        .await;
+    assert_eq!(status, 400);
+    let (status, _) = gateway
+        .send(
+            "POST",
+            "/v1/messages/count_tokens",
+            Some(json!({"messages": []})),
+        )
+        .await;
+    assert_eq!(status, 400);
+    // The template's own variables cannot be replaced from outside.
+    let mut variables = ask("hi");
+    variables["chat_template_kwargs"] = json!({"messages": "x", "enable_thinking": true});
+    let (status, _) = gateway
+        .send("POST", "/v1/chat/completions", Some(variables))
+        .await;
+    assert_eq!(status, 200);
+    let last = gateway.engine.requests().pop().expect("a request");
+    let spotter_core::generate::Prompt::Chat {
+        template_variables, ..
+    } = last.prompt
+    else {
+        panic!("a chat was expected");
+    };
+    assert_eq!(
+        Value::Object(template_variables),
+        json!({"enable_thinking": true})
+    );
+}
+
+#[tokio::test]
+async fn an_explanation_over_several_lines_stays_inside() {
+    let gateway = Gateway::start().await;
+    gateway.engine.push(Reply::failure(
+        Code::InvalidRequest,
+        "the chat template cannot be rendered: x is undefined\n----\n  1 | {{ x }}",
+    ));
+    let (status, body) = gateway
+        .send("POST", "/v1/chat/completions", Some(ask("hi")))
+        .await;
+    assert_eq!(status, 400);
+    assert_eq!(
+        body["error"]["message"],
+        "the chat template cannot be rendered: x is undefined"
     );
 }

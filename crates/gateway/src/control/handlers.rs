@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
@@ -29,7 +29,7 @@ use super::dto::{
 };
 use super::events::{Event, EventBody, coalesce};
 use crate::App;
-use crate::body::{self, OptionalJson};
+use crate::body::{self, OptionalJson, Query};
 use crate::dialect::claw_r1;
 use crate::error::{ControlError, invalid};
 use crate::feedback_api;

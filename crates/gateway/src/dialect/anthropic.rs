@@ -177,6 +177,9 @@ pub(crate) async fn messages(
 pub(crate) async fn count_tokens(State(app): State<Arc<App>>, Json(body): Json) -> Response {
     let result = async {
         let mut call = read(&body)?;
+        if call.messages.is_empty() {
+            return Err(invalid("'messages' is empty."));
+        }
         call.messages = normalise(std::mem::take(&mut call.messages));
         let count = app.engine.count_tokens(call.prompt()).await?;
         Ok(JsonAnswer(json!({"input_tokens": count})).into_response())

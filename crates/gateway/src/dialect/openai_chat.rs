@@ -39,6 +39,11 @@ pub(crate) fn read(body: &Map<String, Value>) -> Result<Call, Failure> {
         .and_then(Value::as_array)
         .ok_or_else(|| invalid("'messages' is missing or not a list."))?;
     call.messages = messages.iter().filter_map(chat_message).collect();
+    if call.messages.is_empty() && !messages.is_empty() {
+        return Err(invalid(
+            "No entry of 'messages' has a role of system, developer, user, assistant or tool.",
+        ));
+    }
     call.tools = call::tools(body.get("tools").or_else(|| body.get("functions")));
     call.tool_choice = call::tool_choice(body.get("tool_choice"));
     call.response_format = call::response_format(body.get("response_format"));
@@ -60,6 +65,16 @@ pub(crate) fn read(body: &Map<String, Value>) -> Result<Call, Failure> {
     }
     if let Some(Value::Object(variables)) = body.get("chat_template_kwargs") {
         call.template_variables.clone_from(variables);
+        // What the template is given by the conversation itself is not theirs to replace.
+        for own in [
+            "messages",
+            "tools",
+            "bos_token",
+            "eos_token",
+            "add_generation_prompt",
+        ] {
+            call.template_variables.remove(own);
+        }
     }
     match text(body.get("reasoning_effort")) {
         Some("none" | "minimal") => {

@@ -41,6 +41,9 @@ pub struct Upstream {
     pub key: Option<String>,
     /// The model to ask for; `None` takes the first of its list.
     pub model: Option<String>,
+    /// The base model that is trained here. Token ids of a server that serves another
+    /// one mean something else and are not kept; `None` keeps them all.
+    pub base_model: Option<String>,
 }
 
 /// What a health check found.
@@ -49,6 +52,8 @@ struct Found {
     model: String,
     context_length: u32,
     is_vllm: bool,
+    /// Whether its token ids are those of the model that is trained here.
+    same_base: bool,
 }
 
 /// The engine.
@@ -75,6 +80,11 @@ impl RemoteEngine {
             found: Mutex::default(),
             ready: Arc::default(),
         })
+    }
+
+    /// The server's name for people.
+    pub fn name(&self) -> &str {
+        &self.upstream.name
     }
 
     fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
@@ -129,10 +139,19 @@ impl RemoteEngine {
             .iter()
             .find_map(|key| entry[*key].as_u64())
             .and_then(|n| u32::try_from(n).ok());
+        let model = entry["id"].as_str()?;
+        // A served alias names the model it stands for as its root.
+        let names = [Some(model), entry["root"].as_str()];
+        let last = |name: &str| name.rsplit('/').next().unwrap_or(name).to_lowercase();
+        let same_base = self.upstream.base_model.as_deref().is_none_or(|base| {
+            let base = last(base);
+            names.into_iter().flatten().any(|name| last(name) == base)
+        });
         Some(Found {
-            model: entry["id"].as_str()?.to_owned(),
+            model: model.to_owned(),
             context_length: context.unwrap_or(8192),
             is_vllm: entry["owned_by"].as_str() == Some("vllm"),
+            same_base,
         })
     }
 }
@@ -387,6 +406,13 @@ impl Received {
         })
     }
 
+    /// Leaves the text, without what only another model's vocabulary explains.
+    fn forget_ids(&mut self) {
+        self.ids.clear();
+        self.logprobs.clear();
+        self.prompt_ids.clear();
+    }
+
     fn complete(
         self,
         request: &GenerateRequest,
@@ -551,6 +577,9 @@ impl Engine for RemoteEngine {
             if received.finish.is_none() {
                 yield cut();
                 return;
+            }
+            if !found.same_base {
+                received.forget_ids();
             }
             // Usage and ids are complete only now.
             yield GenerateEvent::Started {
