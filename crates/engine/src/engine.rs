@@ -15,6 +15,7 @@ use spotter_core::{AdapterVersion, Code};
 use spotter_model::{KvPool, LoadedModel, LoraAdapter};
 
 use crate::compute::{Compute, ModelCompute};
+use crate::constrain::Grammars;
 use crate::prepare::{Prepared, Preparer, Preparing, Task, lock, stopped};
 use crate::scheduler::Scheduler;
 
@@ -96,6 +97,7 @@ impl Engine {
         let max_queue = settings.max_queue;
         let preparer = Preparer {
             compute: compute.clone(),
+            grammars: Grammars::default(),
             window: settings
                 .context_length
                 .min(settings.blocks * KvPool::BLOCK_TOKENS),

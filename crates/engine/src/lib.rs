@@ -8,12 +8,14 @@
 //! - [`prefix_cache`]: who uses which key/value block, and which prefixes are reusable.
 //! - [`adapters`]: adapter versions, the live one, and turns that stay on theirs.
 //! - [`sampler`]: from logits to one token and its log-probabilities.
+//! - `constrain`: answers held to JSON, a schema or an offered tool.
 //! - [`output`]: from text to content, reasoning and tool calls, across any chunk border.
 //!
 //! Knows no HTTP and no database. Tokens in, tokens out; text only at the rim.
 
 pub mod adapters;
 pub mod compute;
+mod constrain;
 pub mod engine;
 pub mod output;
 mod pace;

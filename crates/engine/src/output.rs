@@ -10,7 +10,8 @@
 use serde_json::Value;
 use spotter_core::chat::ToolCall;
 
-const CALL: (&str, &str) = ("<tool_call>", "</tool_call>");
+/// The marks around a tool call.
+pub(crate) const CALL: (&str, &str) = ("<tool_call>", "</tool_call>");
 const THINK: (&str, &str) = ("<think>", "</think>");
 
 /// A piece of parsed output.
@@ -54,6 +55,11 @@ impl OutputParser {
             calls: 0,
             trim_start: false,
         }
+    }
+
+    /// Whether a call has begun of which nothing but space is there yet.
+    pub fn call_begun(&self) -> bool {
+        self.state == State::Call && self.held.trim().is_empty()
     }
 
     /// Adds text and returns what is decided.

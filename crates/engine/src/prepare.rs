@@ -17,6 +17,7 @@ use spotter_core::generate::{GenerateEvent, GenerateRequest, Prompt, Sampling};
 use spotter_model::ModelError;
 
 use crate::compute::Compute;
+use crate::constrain::{Constraint, Grammars};
 use crate::engine::{EventSink, Order, Reply};
 
 /// Work for the preparing thread.
@@ -32,6 +33,7 @@ pub(crate) struct Prepared {
     pub(crate) id: u64,
     pub(crate) request: Box<GenerateRequest>,
     pub(crate) prompt: Vec<u32>,
+    pub(crate) constraint: Constraint,
     pub(crate) arrived: Instant,
 }
 
@@ -41,6 +43,7 @@ pub(crate) type Preparing = Arc<Mutex<HashSet<u64>>>;
 /// What the preparing thread works with.
 pub(crate) struct Preparer {
     pub(crate) compute: Arc<dyn Compute>,
+    pub(crate) grammars: Grammars,
     /// Most tokens of a prompt and its answer.
     pub(crate) window: usize,
     pub(crate) preparing: Preparing,
@@ -98,10 +101,14 @@ impl Preparer {
             );
             return Err(Failure::new(Code::ContextLengthExceeded, text));
         }
+        let constraint =
+            self.grammars
+                .constraint(&request, self.compute.tokenizer(), self.compute.vocab())?;
         Ok(Prepared {
             id,
             request,
             prompt,
+            constraint,
             arrived,
         })
     }

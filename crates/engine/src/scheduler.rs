@@ -755,5 +755,6 @@ fn answer(p: &Prepared) -> Answer {
         Sampler::new(sampling, &p.prompt),
         stops,
         OutputParser::new(has_tools, &unique),
+        p.constraint.clone(),
     )
 }

@@ -12,6 +12,7 @@ use spotter_core::generate::{
 use spotter_model::tokenizer::StreamDecoder;
 use spotter_model::{LoraAdapter, Tokenizer};
 
+use crate::constrain::Constraint;
 use crate::output::{OutputParser, Piece, StopTexts};
 use crate::sampler::Sampler;
 
@@ -48,13 +49,19 @@ impl Sequence {
         let ends = tokenizer.end_of_turn();
         let ignore_eos = self.request.sampling.ignore_eos;
         let wants = self.request.top_logprobs;
-        let banned = if ignore_eos { ends } else { &[] };
-        let sampled = a.sampler.sample(logits, wants.unwrap_or(0), banned)?;
+        let mut banned = a.constraint.banned(logits.len())?.unwrap_or_default();
+        if ignore_eos {
+            banned.extend_from_slice(ends);
+        }
+        let sampled = a.sampler.sample(logits, wants.unwrap_or(0), &banned)?;
         a.first_token.get_or_insert_with(Instant::now);
         self.tokens.push(sampled.id);
         a.logprobs.push(sampled.logprob);
         a.model_logprobs.push(sampled.model_logprob);
         let ended = ends.contains(&sampled.id) && !ignore_eos;
+        if !ended {
+            a.constraint.drawn(sampled.id)?;
+        }
         let mut text = String::new();
         // Tool-call marks are control tokens in some vocabularies; the parser needs them.
         let visible = !tokenizer.is_special(sampled.id) || !ends.contains(&sampled.id);
@@ -63,6 +70,9 @@ impl Sequence {
         }
         let (text, stopped) = a.stops.push(&text);
         let pieces = a.parser.push(&text);
+        if a.parser.call_begun() {
+            a.constraint.call_begun();
+        }
         let piece_text = |id: u32| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned();
         let logprobs = wants.map(|_| TokenLogprob {
             id: sampled.id,
@@ -75,7 +85,8 @@ impl Sequence {
                 .collect(),
         });
         let event = a.delta(pieces, logprobs.into_iter().collect());
-        let reason = if ended || stopped {
+        let complete = ignore_eos && a.constraint.complete();
+        let reason = if ended || stopped || complete {
             Some(FinishReason::Stop)
         } else if self.tokens.len() - self.prompt_len >= self.limit {
             Some(FinishReason::Length)
@@ -130,6 +141,7 @@ pub(crate) struct Answer {
     pub(crate) sampler: Sampler,
     pub(crate) stops: StopTexts,
     pub(crate) parser: OutputParser,
+    constraint: Constraint,
     decoder: StreamDecoder,
     content: String,
     reasoning: String,
@@ -140,11 +152,17 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    pub(crate) fn new(sampler: Sampler, stops: StopTexts, parser: OutputParser) -> Self {
+    pub(crate) fn new(
+        sampler: Sampler,
+        stops: StopTexts,
+        parser: OutputParser,
+        constraint: Constraint,
+    ) -> Self {
         Self {
             sampler,
             stops,
             parser,
+            constraint,
             decoder: StreamDecoder::default(),
             content: String::new(),
             reasoning: String::new(),

