@@ -326,7 +326,9 @@ fn cancellation_and_deadlines_hold_in_the_middle_of_a_prompt() {
 fn a_quiet_session_is_served_before_a_busy_one() {
     let mut rig = rig(2, |limits| limits.max_batch = 2);
     for id in 1..=8 {
-        let mut request = tokens(vec![id as u32; 10], 30);
+        // The first two hold both places until every request has arrived.
+        let length = if id <= 2 { 500 } else { 30 };
+        let mut request = tokens(vec![id as u32; 10], length);
         request.session = "busy".into();
         rig.engine.submit(id, request);
     }
