@@ -67,6 +67,10 @@ export async function open(
     if (message.type() === 'error' && !/status of (4|5)\d\d/.test(message.text()))
       problems.push(`console: ${message.text()}`);
   });
+  page.on('response', (response) => {
+    if (response.status() >= 400)
+      problems.push(`${response.status()} ${response.request().method()} ${response.url()}`);
+  });
   page.on('request', (request) => {
     const { host, protocol } = new URL(request.url());
     if (protocol.startsWith('http') && host !== own)

@@ -1,8 +1,17 @@
 // Drives the real window through WebKitWebDriver, without a middleman:
 //   xvfb-run -a dbus-run-session -- node tests/desktop.mjs PATH_TO_spotter-desktop [--shots DIR]
-// Start, the daemon's page, a vote in Review, close to the tray, quit. Uses a scratch home.
-import { spawn } from 'node:child_process';
-import { mkdirSync, mkdtempSync, writeFileSync } from 'node:fs';
+// Start, the daemon's page, a vote in Review, close to the tray, quit; nothing may be left running.
+// Uses a scratch home. SPOTTER_MODEL and SPOTTER_PORT name what the daemon serves, and where.
+import { execFileSync, spawn } from 'node:child_process';
+import {
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  readdirSync,
+  readlinkSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
 
@@ -11,6 +20,39 @@ const at = process.argv.indexOf('--shots');
 const shots = at < 0 ? null : process.argv[at + 1];
 const port = 4400 + Math.floor(Math.random() * 400);
 const home = mkdtempSync(join(tmpdir(), 'spotter-desktop-'));
+const token = 'window-test';
+const daemon = process.env.SPOTTER_URL ?? 'http://127.0.0.1:8100';
+const headers = { authorization: `Bearer ${token}`, 'content-type': 'application/json' };
+// The first close explains the tray in a native dialog, which no driver can answer.
+mkdirSync(join(home, 'config/dev.spotter.desktop'), { recursive: true });
+writeFileSync(join(home, 'config/dev.spotter.desktop/tray-explained'), '');
+
+/** Every process of this test, by the scratch home in its environment. */
+const processes = () =>
+  readdirSync('/proc')
+    .filter((name) => /^\d+$/.test(name) && Number(name) !== process.pid)
+    .flatMap((pid) => {
+      try {
+        const own = readFileSync(`/proc/${pid}/environ`, 'utf8').includes(
+          `SPOTTER_DATA_DIR=${home}`,
+        );
+        return own ? [{ pid: Number(pid), program: readlinkSync(`/proc/${pid}/exe`) }] : [];
+      } catch {
+        return [];
+      }
+    });
+const healthy = async () => (await fetch(`${daemon}/healthz`).catch(() => ({ ok: false }))).ok;
+const visible = () => {
+  try {
+    return execFileSync('xdotool', ['search', '--onlyvisible', '--name', '^Spotter$'], {
+      encoding: 'utf8',
+    })
+      .trim()
+      .split('\n');
+  } catch {
+    return [];
+  }
+};
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
 const driver = spawn('WebKitWebDriver', [`--port=${port}`], {
@@ -18,6 +60,8 @@ const driver = spawn('WebKitWebDriver', [`--port=${port}`], {
   env: {
     ...process.env,
     HOME: home,
+    SPOTTER_DATA_DIR: join(home, 'spotter'),
+    SPOTTER_TOKEN: token,
     XDG_DATA_HOME: join(home, 'data'),
     XDG_CONFIG_HOME: join(home, 'config'),
     TAURI_AUTOMATION: 'true',
@@ -98,29 +142,71 @@ try {
   }
   await shot('home');
   await script("location.hash = '#/review'");
-  const answers = await until(
-    'the queue',
-    () => script("return document.querySelectorAll('section ul li').length || null"),
-    5000,
-  ).catch(() => 0);
-  if (answers > 0) {
-    await until('an answer', () =>
-      script(
-        "return [...document.querySelectorAll('button')].find((b) => b.textContent.includes('Good')) !== undefined",
-      ),
-    );
-    await script("window.dispatchEvent(new KeyboardEvent('keydown', {key: '1', bubbles: true}))");
-    await until('the vote', () =>
-      script("return document.querySelector('section ul .text-liked') !== null"),
-    );
-    console.log('a vote by the key 1 is shown in the list');
-  }
-  await shot('review');
-  await call('DELETE', session);
+  const answered = await fetch(`${daemon}/v1/chat/completions`, {
+    method: 'POST',
+    headers,
+    body: JSON.stringify({
+      model: 'spotter',
+      max_tokens: 60,
+      messages: [{ role: 'user', content: 'What is a good reason to take a walk?' }],
+    }),
+  });
+  if (!answered.ok) throw new Error(`the daemon answered ${answered.status}`);
+  await script("location.hash = '#/home'");
+  await pause(500);
+  await script("location.hash = '#/review'");
+  await until('an answer to rate', () =>
+    script("return document.querySelectorAll('section ul li').length > 0"),
+  );
+  await until('its page', () =>
+    script(
+      "return [...document.querySelectorAll('button')].some((b) => b.textContent.includes('Good'))",
+    ),
+  );
+  await script("window.dispatchEvent(new KeyboardEvent('keydown', {key: '1', bubbles: true}))");
+  await until('the vote in the list', () =>
+    script("return document.querySelector('section ul .text-liked') !== null"),
+  );
+  const { counts } = await (await fetch(`${daemon}/api/v1/status`, { headers })).json();
+  if (counts.up !== 1) throw new Error(`the daemon counts ${counts.up} votes`);
+  console.log('a vote by the key 1 is shown in the list and kept by the daemon');
+  await shot('window-review-light-en');
+
+  const [window] = visible();
+  if (!window) throw new Error('no visible window before closing it');
+  const close = new URL('../../scripts/close-window.py', import.meta.url).pathname;
+  execFileSync('python3', [close, window]);
+  await until('the window to hide', async () => visible().length === 0);
+  if (!(await healthy())) throw new Error('closing the window ended the daemon');
+  console.log('closing the window hides it; the daemon goes on');
+
+  const shell = processes().find(({ program }) => program === binary);
+  if (!shell) throw new Error('the shell has ended with its window');
+  process.kill(shell.pid, 'SIGTERM');
+  await until('everything to end', async () =>
+    processes().every(({ program }) => !program.includes('spotter')),
+  );
+  if (await healthy()) throw new Error('the daemon answers after the end');
+  console.log('quitting ends the daemon and its workers');
+  await call('DELETE', session).catch(() => {});
 } catch (error) {
   console.error(error);
   failed = true;
 } finally {
   driver.kill();
+  await pause(1000);
+  const left = processes();
+  for (const { pid, program } of left) {
+    if (program.includes('spotter')) {
+      console.error(`left running: ${program}`);
+      failed = true;
+    }
+    try {
+      process.kill(pid, 'SIGKILL');
+    } catch {
+      // It has ended meanwhile.
+    }
+  }
+  rmSync(home, { recursive: true, force: true });
 }
 process.exit(failed ? 1 : 0);
