@@ -15,7 +15,6 @@ use spotter_core::{AdapterVersion, Code};
 use spotter_model::{KvPool, LoadedModel, LoraAdapter};
 
 use crate::compute::{Compute, ModelCompute};
-use crate::constrain::Grammars;
 use crate::prepare::{Prepared, Preparer, Preparing, Task, lock, stopped};
 use crate::scheduler::Scheduler;
 
@@ -92,18 +91,21 @@ impl Engine {
     ) -> std::io::Result<Self> {
         let (tasks, inbox) = channel();
         let (orders, loop_inbox) = channel();
-        let counters = Arc::new(Mutex::new(ServeCounters::default()));
+        let counters = Arc::new(Mutex::new(ServeCounters {
+            cache_total: compute.block_bytes() * settings.blocks as u64,
+            ..Default::default()
+        }));
         let preparing = Preparing::default();
         let max_queue = settings.max_queue;
-        let preparer = Preparer {
+        let mut preparer = Preparer {
             compute: compute.clone(),
-            grammars: Grammars::default(),
             window: settings
                 .context_length
                 .min(settings.blocks * KvPool::BLOCK_TOKENS),
             preparing: preparing.clone(),
             orders: orders.clone(),
             sink: sink.clone(),
+            grammars: None,
         };
         std::thread::Builder::new()
             .name("prepare".into())

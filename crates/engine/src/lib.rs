@@ -8,14 +8,17 @@
 //! - [`prefix_cache`]: who uses which key/value block, and which prefixes are reusable.
 //! - [`adapters`]: adapter versions, the live one, and turns that stay on theirs.
 //! - [`sampler`]: from logits to one token and its log-probabilities.
-//! - `constrain`: answers held to JSON, a schema or an offered tool.
-//! - [`output`]: from text to content, reasoning and tool calls, across any chunk border.
+//! - [`output`]: from text to content, reasoning and tool calls, across any chunk border;
+//!   [`dialect`]: how a model family writes calls.
+//! - `constraint`: which tokens may follow, so that calls and JSON always parse; `schema`:
+//!   what of a client's schema can be enforced.
 //!
 //! Knows no HTTP and no database. Tokens in, tokens out; text only at the rim.
 
 pub mod adapters;
 pub mod compute;
-mod constrain;
+mod constraint;
+pub mod dialect;
 pub mod engine;
 pub mod output;
 mod pace;
@@ -23,7 +26,9 @@ pub mod prefix_cache;
 mod prepare;
 pub mod sampler;
 mod scheduler;
+mod schema;
 mod sequence;
 
 pub use compute::{Compute, Computed, Wants};
+pub use dialect::Dialect;
 pub use engine::{Engine, EngineSettings, EventSink};

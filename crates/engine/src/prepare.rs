@@ -11,14 +11,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use spotter_core::Code;
-use spotter_core::chat::ToolChoice;
+use spotter_core::chat::{ResponseFormat, Tool, ToolChoice};
 use spotter_core::code::Failure;
 use spotter_core::generate::{GenerateEvent, GenerateRequest, Prompt, Sampling};
 use spotter_model::ModelError;
 
 use crate::compute::Compute;
-use crate::constrain::{Constraint, Grammars};
+use crate::constraint::{Grammars, Plan};
+use crate::dialect::Dialect;
 use crate::engine::{EventSink, Order, Reply};
+use crate::output::Reading;
 
 /// Work for the preparing thread.
 pub(crate) enum Task {
@@ -28,13 +30,14 @@ pub(crate) enum Task {
     Shutdown(Instant),
 }
 
-/// A request whose prompt is known.
+/// A request whose prompt and form are known.
 pub(crate) struct Prepared {
     pub(crate) id: u64,
     pub(crate) request: Box<GenerateRequest>,
     pub(crate) prompt: Vec<u32>,
-    pub(crate) constraint: Constraint,
     pub(crate) arrived: Instant,
+    pub(crate) reading: Reading,
+    pub(crate) plan: Plan,
 }
 
 /// Requests that are being prepared; one that is taken out is cancelled.
@@ -43,16 +46,17 @@ pub(crate) type Preparing = Arc<Mutex<HashSet<u64>>>;
 /// What the preparing thread works with.
 pub(crate) struct Preparer {
     pub(crate) compute: Arc<dyn Compute>,
-    pub(crate) grammars: Grammars,
     /// Most tokens of a prompt and its answer.
     pub(crate) window: usize,
     pub(crate) preparing: Preparing,
     pub(crate) orders: Sender<Order>,
     pub(crate) sink: EventSink,
+    /// Made when first needed, since reading a large vocabulary takes a while.
+    pub(crate) grammars: Option<Grammars>,
 }
 
 impl Preparer {
-    pub(crate) fn run(&self, tasks: &Receiver<Task>) {
+    pub(crate) fn run(&mut self, tasks: &Receiver<Task>) {
         while let Ok(task) = tasks.recv() {
             match task {
                 Task::Submit(id, request, arrived) => {
@@ -86,7 +90,7 @@ impl Preparer {
     }
 
     fn prepare(
-        &self,
+        &mut self,
         id: u64,
         request: Box<GenerateRequest>,
         arrived: Instant,
@@ -101,16 +105,64 @@ impl Preparer {
             );
             return Err(Failure::new(Code::ContextLengthExceeded, text));
         }
-        let constraint =
-            self.grammars
-                .constraint(&request, self.compute.tokenizer(), self.compute.vocab())?;
+        let plan = self.plan(&request)?;
+        let reading = self.reading(id, &request, &prompt);
         Ok(Prepared {
             id,
             request,
             prompt,
-            constraint,
             arrived,
+            reading,
+            plan,
         })
+    }
+
+    /// What constrains the answer. Only a request that cannot be met is refused; what goes
+    /// wrong with a grammar costs the constraint and not the answer.
+    fn plan(&mut self, request: &GenerateRequest) -> Result<Plan, Failure> {
+        let free = match request.tool_choice {
+            ToolChoice::None => true,
+            ToolChoice::Auto => offered(request).is_empty(),
+            ToolChoice::Required | ToolChoice::Named(_) => false,
+        };
+        if free && request.response_format == ResponseFormat::Text {
+            return Ok(Plan::default());
+        }
+        let plan = isolated(|| {
+            if self.grammars.is_none() {
+                let grammars = Grammars::new(self.compute.clone())
+                    .map_err(|e| Failure::new(Code::Unavailable, e))?;
+                self.grammars = Some(grammars);
+            }
+            match &mut self.grammars {
+                Some(grammars) => grammars.plan(request),
+                None => Ok(Plan::default()),
+            }
+        });
+        match plan {
+            Err(failure) if failure.code != Code::InvalidRequest => {
+                tracing::warn!(%failure, "the answer is not constrained");
+                Ok(Plan::default())
+            }
+            plan => plan,
+        }
+    }
+
+    fn reading(&self, id: u64, request: &GenerateRequest, prompt: &[u32]) -> Reading {
+        let tokenizer = self.compute.tokenizer();
+        let tail = &prompt[prompt.len().saturating_sub(8)..];
+        let tail: Vec<u8> = tail
+            .iter()
+            .flat_map(|id| tokenizer.token_bytes(*id))
+            .copied()
+            .collect();
+        let chat = matches!(request.prompt, Prompt::Chat { .. });
+        Reading {
+            dialect: Dialect::of(self.compute.template()),
+            tools: offered(request).iter().map(|t| t.name.clone()).collect(),
+            id_prefix: format!("{:x}{id:x}", std::process::id()),
+            reasoning: Reading::open_reasoning(&String::from_utf8_lossy(&tail)).filter(|_| chat),
+        }
     }
 
     fn prompt_ids(&self, prompt: &Prompt, tools_allowed: bool) -> Result<Vec<u32>, Failure> {
@@ -144,6 +196,14 @@ impl Preparer {
             )),
             None => Ok(ids),
         }
+    }
+}
+
+/// The tools that the model may call.
+fn offered(request: &GenerateRequest) -> &[Tool] {
+    match &request.prompt {
+        Prompt::Chat { tools, .. } if request.tool_choice != ToolChoice::None => tools,
+        _ => &[],
     }
 }
 

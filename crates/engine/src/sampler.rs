@@ -1,6 +1,6 @@
 //! From logits to one token, with the log-probability it was drawn with.
 //!
-//! Order of operations: bias, penalties, temperature, top-k, top-p, min-p. With
+//! Order of operations: bias, penalties, the mask of a grammar, temperature, top-k, top-p, min-p. With
 //! temperature 0 the most likely token after bias and penalties is taken and the
 //! distribution's log-probability is reported at temperature 1.
 
@@ -10,6 +10,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use spotter_core::code::{Code, Failure};
 use spotter_core::generate::Sampling;
+use toktrie::SimpleVob;
 
 /// Why no token could be drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,7 +18,7 @@ pub enum SamplerError {
     /// The logits are NaN or all infinite.
     #[error("the model produced no usable numbers; the request can be repeated")]
     NotFinite,
-    /// Bias and bans leave nothing over.
+    /// Bias, bans and grammar leave nothing over.
     #[error("no token is allowed to follow; the request can be repeated")]
     NothingAllowed,
 }
@@ -71,7 +72,7 @@ impl Sampler {
         }
     }
 
-    /// Draws the next token. `banned` tokens are never drawn.
+    /// Draws the next token. `banned` tokens are never drawn, and none outside `allowed`.
     ///
     /// # Errors
     /// When the logits are no numbers, or nothing may be drawn.
@@ -80,6 +81,7 @@ impl Sampler {
         logits: &[f32],
         top: u8,
         banned: &[u32],
+        allowed: Option<&SimpleVob>,
     ) -> Result<Sampled, SamplerError> {
         let s = &self.settings;
         let log_z = log_sum_exp(logits.iter().copied());
@@ -117,6 +119,13 @@ impl Sampler {
         for id in banned {
             if let Some((_, l)) = adjusted.get_mut(*id as usize) {
                 *l = f32::NEG_INFINITY;
+            }
+        }
+        if let Some(allowed) = allowed {
+            for (id, l) in &mut adjusted {
+                if *id as usize >= allowed.len() || !allowed.is_allowed(*id) {
+                    *l = f32::NEG_INFINITY;
+                }
             }
         }
         if adjusted.iter().all(|(_, l)| *l == f32::NEG_INFINITY) {
@@ -223,7 +232,7 @@ mod tests {
 
     fn draw(settings: Sampling) -> super::Sampled {
         Sampler::new(settings, &[])
-            .sample(&LOGITS, 2, &[])
+            .sample(&LOGITS, 2, &[], None)
             .expect("a token")
     }
 
@@ -247,7 +256,7 @@ mod tests {
         let run = || {
             let mut sampler = Sampler::new(settings.clone(), &[]);
             (0..20)
-                .map(|_| sampler.sample(&LOGITS, 0, &[]).expect("a token").id)
+                .map(|_| sampler.sample(&LOGITS, 0, &[], None).expect("a token").id)
                 .collect::<Vec<_>>()
         };
         assert_eq!(run(), run());
@@ -265,7 +274,7 @@ mod tests {
         let mut counts = [0u32; 4];
         let mut logprobs = [0f32; 4];
         for _ in 0..20_000 {
-            let s = sampler.sample(&LOGITS, 0, &[]).expect("a token");
+            let s = sampler.sample(&LOGITS, 0, &[], None).expect("a token");
             counts[s.id as usize] += 1;
             logprobs[s.id as usize] = s.logprob;
         }
@@ -308,22 +317,61 @@ mod tests {
             ..Default::default()
         };
         let mut sampler = Sampler::new(settings, &[]);
-        assert_eq!(sampler.sample(&LOGITS, 0, &[]).expect("a token").id, 0);
         assert_eq!(
-            sampler.sample(&LOGITS, 0, &[]).expect("a token").id,
+            sampler.sample(&LOGITS, 0, &[], None).expect("a token").id,
+            0
+        );
+        assert_eq!(
+            sampler.sample(&LOGITS, 0, &[], None).expect("a token").id,
             1,
             "the first is penalised now"
         );
-        assert_eq!(sampler.sample(&LOGITS, 0, &[0, 1]).expect("a token").id, 2);
+        assert_eq!(
+            sampler
+                .sample(&LOGITS, 0, &[0, 1], None)
+                .expect("a token")
+                .id,
+            2
+        );
     }
 
     #[test]
     fn useless_numbers_are_an_error() {
         use super::SamplerError;
         let mut sampler = Sampler::new(Sampling::default(), &[]);
-        let nan = sampler.sample(&[1.0, f32::NAN], 0, &[]);
+        let nan = sampler.sample(&[1.0, f32::NAN], 0, &[], None);
         assert_eq!(nan, Err(SamplerError::NotFinite));
-        let banned = sampler.sample(&[1.0, 2.0], 0, &[0, 1]);
+        let banned = sampler.sample(&[1.0, 2.0], 0, &[0, 1], None);
         assert_eq!(banned, Err(SamplerError::NothingAllowed));
+    }
+
+    #[test]
+    fn a_mask_renormalises_what_is_recorded() {
+        let mut allowed = toktrie::SimpleVob::alloc(4);
+        allowed.allow_token(1);
+        allowed.allow_token(3);
+        for temperature in [0.0, 1.0] {
+            let settings = Sampling {
+                temperature,
+                seed: Some(2),
+                ..Default::default()
+            };
+            let mut sampler = Sampler::new(settings, &[]);
+            for _ in 0..50 {
+                let s = sampler
+                    .sample(&LOGITS, 0, &[], Some(&allowed))
+                    .expect("a token");
+                assert!([1, 3].contains(&s.id));
+                // Among the two alone: logits 1 and -1.
+                let own = LOGITS[s.id as usize] - (1f32.exp() + (-1f32).exp()).ln();
+                assert!((s.logprob - own).abs() < 1e-5, "{s:?}");
+                let all: f32 = LOGITS.iter().map(|l| l.exp()).sum();
+                let model = LOGITS[s.id as usize] - all.ln();
+                assert!((s.model_logprob - model).abs() < 1e-5, "{s:?}");
+            }
+        }
+        let none = toktrie::SimpleVob::alloc(4);
+        let refused = Sampler::new(Sampling::default(), &[]).sample(&LOGITS, 0, &[], Some(&none));
+        assert_eq!(refused, Err(super::SamplerError::NothingAllowed));
     }
 }

@@ -17,15 +17,15 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use spotter_core::Code;
-use spotter_core::chat::ToolChoice;
 use spotter_core::code::Failure;
-use spotter_core::generate::{FinishReason, GenerateEvent, GenerateRequest, Prompt};
+use spotter_core::generate::{FinishReason, GenerateEvent, GenerateRequest};
 use spotter_core::train::ScoreItem;
 use spotter_core::worker::ServeCounters;
 use spotter_model::{Batch, CacheSlots, KvPool, LoraAdapter, Segment};
 
 use crate::adapters::Adapters;
 use crate::compute::{Compute, Wants};
+use crate::constraint::Constraint;
 use crate::engine::{EngineSettings, EventSink, Order, Reply, busy};
 use crate::output::{OutputParser, StopTexts};
 use crate::pace::Pace;
@@ -392,7 +392,6 @@ impl Scheduler {
             .max_tokens
             .map_or(room, |m| room.min(m as usize))
             .max(1);
-        let answer = isolated(|| Ok(answer(p)))?;
         // The last prompt token is always computed: its hidden state begins the answer.
         let mut blocks = self.cache.reuse(version, &p.prompt, p.prompt.len() - 1);
         let cached = blocks.len() * KvPool::BLOCK_TOKENS;
@@ -426,6 +425,11 @@ impl Scheduler {
             },
         );
         let p = *w.prepared;
+        let sampling = p.request.sampling.clone();
+        let stops = StopTexts::new(sampling.stop.clone());
+        let sampler = Sampler::new(sampling, &p.prompt);
+        let parser = OutputParser::new(p.reading);
+        let answer = Answer::new(sampler, stops, parser, Constraint::new(p.plan));
         self.running.push(Sequence {
             id: p.id,
             version,
@@ -742,19 +746,4 @@ impl Scheduler {
         }
         true
     }
-}
-
-/// How the answer to a request is drawn and read.
-fn answer(p: &Prepared) -> Answer {
-    let sampling = p.request.sampling.clone();
-    let has_tools = matches!(&p.request.prompt, Prompt::Chat { tools, .. } if !tools.is_empty())
-        && p.request.tool_choice != ToolChoice::None;
-    let unique = format!("{:x}{:x}", std::process::id(), p.id);
-    let stops = StopTexts::new(sampling.stop.clone());
-    Answer::new(
-        Sampler::new(sampling, &p.prompt),
-        stops,
-        OutputParser::new(has_tools, &unique),
-        p.constraint.clone(),
-    )
 }

@@ -12,7 +12,7 @@ use spotter_core::generate::{
 use spotter_model::tokenizer::StreamDecoder;
 use spotter_model::{LoraAdapter, Tokenizer};
 
-use crate::constrain::Constraint;
+use crate::constraint::Constraint;
 use crate::output::{OutputParser, Piece, StopTexts};
 use crate::sampler::Sampler;
 
@@ -47,21 +47,20 @@ impl Sequence {
     ) -> Result<(Option<GenerateEvent>, Option<FinishReason>), Failure> {
         let a = &mut self.answer;
         let ends = tokenizer.end_of_turn();
-        let ignore_eos = self.request.sampling.ignore_eos;
+        // Only the end of the turn ends an answer that has a form.
+        let ignore_eos = self.request.sampling.ignore_eos && !a.constraint.is_whole();
         let wants = self.request.top_logprobs;
-        let mut banned = a.constraint.banned(logits.len())?.unwrap_or_default();
-        if ignore_eos {
-            banned.extend_from_slice(ends);
-        }
-        let sampled = a.sampler.sample(logits, wants.unwrap_or(0), &banned)?;
+        let banned = if ignore_eos { ends } else { &[] };
+        let mask = a.constraint.mask(&a.parser);
+        let sampled = a
+            .sampler
+            .sample(logits, wants.unwrap_or(0), banned, mask.as_ref())?;
+        a.constraint.commit(sampled.id, &a.parser);
         a.first_token.get_or_insert_with(Instant::now);
         self.tokens.push(sampled.id);
         a.logprobs.push(sampled.logprob);
         a.model_logprobs.push(sampled.model_logprob);
         let ended = ends.contains(&sampled.id) && !ignore_eos;
-        if !ended {
-            a.constraint.drawn(sampled.id)?;
-        }
         let mut text = String::new();
         // Tool-call marks are control tokens in some vocabularies; the parser needs them.
         let visible = !tokenizer.is_special(sampled.id) || !ends.contains(&sampled.id);
@@ -70,9 +69,7 @@ impl Sequence {
         }
         let (text, stopped) = a.stops.push(&text);
         let pieces = a.parser.push(&text);
-        if a.parser.call_begun() {
-            a.constraint.call_begun();
-        }
+        a.constraint.follow(&a.parser, !a.stops.held().is_empty());
         let piece_text = |id: u32| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned();
         let logprobs = wants.map(|_| TokenLogprob {
             id: sampled.id,
@@ -85,8 +82,7 @@ impl Sequence {
                 .collect(),
         });
         let event = a.delta(pieces, logprobs.into_iter().collect());
-        let complete = ignore_eos && a.constraint.complete();
-        let reason = if ended || stopped || complete {
+        let reason = if ended || stopped {
             Some(FinishReason::Stop)
         } else if self.tokens.len() - self.prompt_len >= self.limit {
             Some(FinishReason::Length)

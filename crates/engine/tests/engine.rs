@@ -295,7 +295,7 @@ fn ask_with_tools(seed: u64) -> GenerateRequest {
         description: String::new(),
         parameters,
     };
-    let mut request = ask("What is the weather?", seed, 120);
+    let mut request = ask("What is the weather?", seed, 400);
     request.sampling.ignore_eos = false;
     if let Prompt::Chat { tools, .. } = &mut request.prompt {
         let city = serde_json::json!({"type": "object", "additionalProperties": false,
