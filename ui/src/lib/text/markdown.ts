@@ -59,6 +59,8 @@ export function renderMarkdown(text: string): string {
     link.setAttribute('rel', 'noopener noreferrer');
     link.setAttribute('target', '_blank');
   }
+  // A box that scrolls must be reachable by keyboard.
+  for (const box of clean.querySelectorAll('pre')) box.setAttribute('tabindex', '0');
   const holder = document.createElement('div');
   holder.append(clean);
   return holder.innerHTML;
