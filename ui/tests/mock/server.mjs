@@ -613,8 +613,8 @@ export function createMock({
         items: models,
         hardware: {
           gpu: null,
-          cpu_cores: 8,
-          ram_bytes: 16e9,
+          cores: 8,
+          memory_bytes: 16e9,
           ram_free_bytes: 9.2e9,
           disk_free_bytes: 212.4e9,
         },

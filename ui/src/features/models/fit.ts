@@ -19,14 +19,15 @@ export function recommended(models: Model[]): Model | undefined {
 /** The plain verdict on this machine. */
 export function hardwareSentence(found: Hardware | null): string {
   const hardware = found ?? {};
-  const ram = hardware.ram_bytes ? bytes(hardware.ram_bytes) : '–';
-  return hardware.gpu
+  const ram = hardware.memory_bytes ? bytes(hardware.memory_bytes) : '–';
+  const gpu = hardware.gpus?.[0];
+  return gpu
     ? m.hardware_gpu({
-        name: hardware.gpu.name,
-        free: bytes(hardware.gpu.free_bytes),
-        total: bytes(hardware.gpu.total_bytes),
+        name: gpu.name,
+        free: bytes(gpu.memory_free_bytes),
+        total: bytes(gpu.memory_bytes),
       })
-    : m.hardware_cpu({ cores: String(hardware.cpu_cores ?? '–'), ram });
+    : m.hardware_cpu({ cores: String(hardware.cores ?? '–'), ram });
 }
 
 export const fitWord: Record<Fit, () => string> = {

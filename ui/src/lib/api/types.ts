@@ -76,9 +76,9 @@ export type Model = With<
 
 /** The machine as the daemon found it; what it could not find is absent. */
 export interface Hardware {
-  gpu?: { name: string; total_bytes: number; free_bytes: number } | null;
-  cpu_cores?: number;
-  ram_bytes?: number;
+  gpus?: { name: string; memory_bytes: number; memory_free_bytes: number }[];
+  cores?: number;
+  memory_bytes?: number;
 }
 
 export interface Models {

@@ -33,7 +33,9 @@ export function bytes(value: number): string {
 export function parameters(value: number): string {
   return value >= 1e9
     ? `${number(value / 1e9, { maximumFractionDigits: 1 })} B`
-    : `${number(value / 1e6, { maximumFractionDigits: 0 })} M`;
+    : value >= 1e6
+      ? `${number(value / 1e6, { maximumFractionDigits: 0 })} M`
+      : `${number(value / 1e3, { maximumFractionDigits: 0 })} K`;
 }
 
 /** A span such as `2 min 5 s`; never more than two units. */
