@@ -121,6 +121,13 @@ pub const GLOSSARY: &[Term] = &[
         normal: "Floats around 1.0.",
     },
     Term {
+        name: "change_kept",
+        title: "Change kept",
+        unit: "",
+        explanation: "Share of what the lesson changed that was kept; the rest was taken back because it cost general ability.",
+        normal: "1.0. Lower means that the lesson had to be scaled down.",
+    },
+    Term {
         name: "importance_weight",
         title: "Importance weight",
         unit: "",

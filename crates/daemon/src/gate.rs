@@ -18,7 +18,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            probe_rise: 0.05,
+            probe_rise: 0.02,
             entropy_left: 0.3,
             repetition_rise: 0.15,
             margin_fall: 0.02,

@@ -342,6 +342,7 @@ pub fn examples(
     }
     for (i, pair) in selection.pairs.iter().enumerate() {
         out.used.push(pair.uid.clone());
+        out.used.extend(selection.chosen[i].clone());
         out.examples.push(Example::Pair {
             chosen: layout.pairs_from + 2 * i,
             rejected: layout.pairs_from + 2 * i + 1,
@@ -426,14 +427,20 @@ pub fn changes(
         });
     }
     for (i, pair) in selection.pairs.iter().enumerate() {
-        let rejected = layout.pairs_from + 2 * i + 1;
-        if out.iter().all(|change| change.uid != pair.uid) {
-            out.push(StepChange {
-                uid: pair.uid.clone(),
-                reward: -1.0,
-                before: mean(&prepared.old[rejected]),
-                after: mean(&after[rejected]),
-            });
+        let chosen = layout.pairs_from + 2 * i;
+        let mut add = |uid: &StepUid, reward: f64, sequence: usize| {
+            if out.iter().all(|change| change.uid != *uid) {
+                out.push(StepChange {
+                    uid: uid.clone(),
+                    reward,
+                    before: mean(&prepared.old[sequence]),
+                    after: mean(&after[sequence]),
+                });
+            }
+        };
+        add(&pair.uid, -1.0, chosen + 1);
+        if let Some(uid) = &selection.chosen[i] {
+            add(uid, 1.0, chosen);
         }
     }
     out
@@ -456,7 +463,8 @@ pub fn change_metrics(
             .collect()
     };
     let (mut liked, disliked) = (side(true), side(false));
-    for i in 0..selection.pairs.len() {
+    let corrections = (0..selection.pairs.len()).filter(|&i| selection.chosen[i].is_none());
+    for i in corrections {
         let chosen = layout.pairs_from + 2 * i;
         liked.push(mean(&after[chosen]) - mean(&prepared.old[chosen]));
     }

@@ -138,6 +138,10 @@ pub struct TrainConfig {
     /// Weight of the preference loss when it joins a policy gradient. Default 1.0; measured.
     pub preference_weight: f64,
 
+    /// Most that a run may raise the probe's loss above the base's, as a share; a run that ends
+    /// above keeps only as much of its change as fits. Default 0.02.
+    pub max_probe_rise: f64,
+
     // Memory.
     /// Which tokens the gradient goes through. Default `auto`.
     pub grad_scope: Scope,
@@ -202,6 +206,7 @@ impl TrainConfig {
             dpo_beta: 0.1,
             dpo_nll_weight: 1.0,
             preference_weight: 1.0,
+            max_probe_rise: 0.02,
             grad_scope: Scope::Auto,
             full_scope_max_tokens: 2048,
             micro_batch_tokens: 2048,
@@ -268,6 +273,7 @@ impl TrainConfig {
             ("kto_weight", self.kto_weight),
             ("dpo_nll_weight", self.dpo_nll_weight),
             ("preference_weight", self.preference_weight),
+            ("max_probe_rise", self.max_probe_rise),
             ("sequence_ratio_low", self.sequence_ratio_low),
             ("max_staleness", self.max_staleness as f64),
         ];

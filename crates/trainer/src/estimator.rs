@@ -52,6 +52,8 @@ pub struct Selection {
     pub kto: Vec<KtoItem>,
     /// Preferred and rejected answers.
     pub pairs: Vec<PreferencePair>,
+    /// The rated step that is each pair's preferred answer; none for a correction.
+    pub chosen: Vec<Option<StepUid>>,
     /// Steps left out, each with its reason.
     pub dropped: Vec<(StepUid, String)>,
 }
@@ -60,17 +62,35 @@ pub struct Selection {
 pub type EncodeAnswer<'a> = &'a dyn Fn(&str) -> Result<Vec<u32>, Failure>;
 
 /// The steps of a run: the request's own, then those replayed for what they still
-/// teach, which are liked answers and corrections.
+/// teach, which are corrections, liked answers, and disliked ones whose prompt has a
+/// liked answer, too.
 pub fn steps_of(request: &TrainRequest) -> Vec<TrainStep> {
     let own: HashSet<&StepUid> = request.steps.iter().map(|step| &step.uid).collect();
+    let liked = |step: &TrainStep| step.reward.as_ref().is_some_and(|r| r.value > 0.0);
+    let answered: HashSet<&[u32]> = request
+        .steps
+        .iter()
+        .chain(&request.replay)
+        .filter(|step| liked(step))
+        .map(|step| step.prompt_ids.as_slice())
+        .collect();
     let teaches = |step: &TrainStep| {
-        step.correction.is_some() || step.reward.as_ref().is_some_and(|r| r.value > 0.0)
+        step.correction.is_some()
+            || liked(step)
+            || (personal(step) && answered.contains(step.prompt_ids.as_slice()))
     };
     let replayed = request
         .replay
         .iter()
         .filter(|step| !own.contains(&step.uid) && teaches(step));
     request.steps.iter().chain(replayed).cloned().collect()
+}
+
+/// Whether a person rated it.
+fn personal(step: &TrainStep) -> bool {
+    step.reward
+        .as_ref()
+        .is_some_and(|reward| reward.source == RewardSource::User)
 }
 
 /// Sorts the steps of a run by what they are good for, and chooses the estimator.
@@ -133,6 +153,23 @@ pub fn select(
         }
     }
 
+    // A disliked answer and its liked retry say more together than apart.
+    let mut chosen = vec![None; pairs.len()];
+    if request.estimator == Estimator::Auto {
+        let sizes = group_sizes(steps, &policy);
+        let alone = |step: usize| {
+            personal(&steps[step])
+                && sizes
+                    .get(&steps[step].prompt_uid)
+                    .is_none_or(|&size| size < 2)
+        };
+        let own: Vec<PolicyItem> = policy.iter().filter(|p| alone(p.step)).cloned().collect();
+        let old: Vec<KtoItem> = kto.iter().filter(|k| alone(k.step)).cloned().collect();
+        let used = pair_up(steps, &own, &old, &mut pairs, &mut chosen);
+        policy.retain(|item| !used.contains(&item.step));
+        kto.retain(|item| !used.contains(&item.step));
+    }
+
     let trajectories = group_sizes(steps, &policy);
     let grouped = |item: &PolicyItem| trajectories[&steps[item.step].prompt_uid] >= 2;
     let in_groups = policy.iter().filter(|item| grouped(item)).count();
@@ -142,7 +179,7 @@ pub fn select(
     };
     match estimator {
         Estimator::Dpo => {
-            let used = pair_up(steps, &policy, &kto, &mut pairs);
+            let used = pair_up(steps, &policy, &kto, &mut pairs, &mut chosen);
             let rated = policy
                 .iter()
                 .map(|p| p.step)
@@ -176,6 +213,7 @@ pub fn select(
         policy,
         kto,
         pairs,
+        chosen,
         dropped,
     })
 }
@@ -203,7 +241,9 @@ fn choose(
     if policy == 0 && kto == 0 && pairs > 0 {
         (
             Estimator::Dpo,
-            format!("All {pairs} rated answers are corrections, which form preference pairs."),
+            format!(
+                "All rated answers form preference pairs ({pairs}), by a correction or a liked retry."
+            ),
         )
     } else if policy == 0 && kto > 0 {
         (
@@ -277,6 +317,7 @@ fn pair_up(
     policy: &[PolicyItem],
     kto: &[KtoItem],
     pairs: &mut Vec<PreferencePair>,
+    chosen_uids: &mut Vec<Option<StepUid>>,
 ) -> Vec<usize> {
     let mut by_prompt: BTreeMap<&[u32], (Vec<usize>, Vec<usize>)> = BTreeMap::new();
     let rated = policy.iter().map(|p| (p.step, p.reward)).chain(
@@ -306,6 +347,7 @@ fn pair_up(
                 chosen_ids: steps[chosen].response_ids.clone(),
                 rejected_ids: steps[rejected].response_ids.clone(),
             });
+            chosen_uids.push(Some(steps[chosen].uid.clone()));
             used.extend([chosen, rejected]);
         }
     }
@@ -532,6 +574,22 @@ pub(crate) mod tests {
         let steps = super::steps_of(&with_replay);
         assert_eq!(steps.len(), 2);
         assert_eq!(steps[1].uid, with_replay.replay[0].uid);
+    }
+
+    #[test]
+    fn a_disliked_answer_and_its_liked_retry_become_a_pair_and_stay_one_in_replay() {
+        let (down, up) = (step(&[1], &[3], Some(-1.0)), step(&[1], &[2], Some(1.0)));
+        let (liked, other) = (up.uid.clone(), step(&[7], &[4], Some(-1.0)));
+        let mut request = request(vec![down, up, other.clone()], Estimator::Auto);
+        let selection = chosen(&request);
+        assert_eq!(selection.pairs[0].chosen_ids, [2]);
+        assert_eq!(selection.pairs[0].rejected_ids, [3]);
+        assert_eq!(selection.chosen, [Some(liked)]);
+        assert_eq!(selection.policy.len(), 1, "only the answer without a retry");
+
+        request.replay = std::mem::replace(&mut request.steps, vec![other]);
+        request.replay.pop();
+        assert_eq!(super::steps_of(&request).len(), 3);
     }
 
     #[test]

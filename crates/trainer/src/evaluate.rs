@@ -93,22 +93,8 @@ pub fn measure(
     let margin =
         (!liked.is_empty() && !disliked.is_empty()).then(|| mean(&liked) - mean(&disliked));
 
-    let texts = PROBE_TEXTS
-        .iter()
-        .map(|text| vocabulary.text(text))
-        .collect::<Result<Vec<_>, _>>()?;
-    let texts: Vec<Sequence<'_>> = texts
-        .iter()
-        .filter(|ids| ids.len() >= 2)
-        .map(|ids| Sequence {
-            prompt: &ids[..1],
-            response: &ids[1..],
-            temperature: 1.0,
-        })
-        .collect();
-    let surprise = |scores: Vec<Vec<f64>>| -mean(&scores.concat());
-    let probe = surprise(learner.score(&texts, true, observer)?.logprobs);
-    let probe_base = surprise(learner.score(&texts, false, observer)?.logprobs);
+    let probe = probe(learner, true, vocabulary, observer)?;
+    let probe_base = self::probe(learner, false, vocabulary, observer)?;
 
     let mut answers = Vec::new();
     if config.probe_tokens > 0 {
@@ -128,6 +114,31 @@ pub fn measure(
         entropy: mean(&surprises),
         repetition: mean(&repetitions),
     })
+}
+
+/// Mean negative log-probability per token of the probe texts, with the adapter as it
+/// is now or with it off.
+pub fn probe(
+    learner: &Learner<'_>,
+    adapter: bool,
+    vocabulary: &dyn Vocabulary,
+    observer: &mut dyn Observer,
+) -> Result<f64, TrainError> {
+    let texts = PROBE_TEXTS
+        .iter()
+        .map(|text| vocabulary.text(text))
+        .collect::<Result<Vec<_>, _>>()?;
+    let texts: Vec<Sequence<'_>> = texts
+        .iter()
+        .filter(|ids| ids.len() >= 2)
+        .map(|ids| Sequence {
+            prompt: &ids[..1],
+            response: &ids[1..],
+            temperature: 1.0,
+        })
+        .collect();
+    let scores = learner.score(&texts, adapter, observer)?.logprobs;
+    Ok(-mean(&scores.concat()))
 }
 
 /// Samples an answer of at most `tokens` tokens to every probe question, at

@@ -266,6 +266,26 @@ impl<'m> Learner<'m> {
         Ok(norm)
     }
 
+    /// A copy of the adapter's values.
+    pub fn values(&self) -> Result<Vec<Tensor>, TrainError> {
+        let copies = self.variables.iter().map(|v| v.as_tensor().copy());
+        Ok(copies.collect::<Result<_, _>>()?)
+    }
+
+    /// Moves the adapter to `parent + share × (candidate − parent)`.
+    pub fn blend(
+        &mut self,
+        parent: &Learner<'_>,
+        candidate: &[Tensor],
+        share: f64,
+    ) -> Result<(), TrainError> {
+        for ((variable, from), to) in self.variables.iter().zip(&parent.variables).zip(candidate) {
+            let value = (from.affine(1.0 - share, 0.0)? + to.affine(share, 0.0)?)?;
+            variable.set(&value.detach())?;
+        }
+        Ok(())
+    }
+
     /// Throws away what was accumulated since the last update.
     pub fn reset(&mut self) {
         self.gradients.fill(None);

@@ -21,6 +21,8 @@
 //!    surrogate alone moves too little before its ratio is cut.
 //! 5. Every update is also pulled towards the base model on neutral texts
 //!    (`retention`), so that a taste costs no general ability.
+//!    What still raises the probe's loss by more than `max_probe_rise` is scaled back
+//!    towards the parent before anything is measured.
 //! 6. The tensor graph ends at the log-probabilities. Losses are plain arithmetic
 //!    of [`spotter_core::loss`] with exact gradients, fed back as upstream
 //!    gradients.
@@ -55,6 +57,9 @@ use crate::vocabulary::Vocabulary;
 
 /// Mismatched pairs behind KTO's reference point.
 const MISMATCHED_PAIRS: usize = 8;
+
+/// Shares of a run's change that are tried when all of it costs too much ability.
+const KEPT_SHARES: [f64; 5] = [0.85, 0.7, 0.55, 0.4, 0.2];
 
 /// Share of a run's progress bar that the updates take.
 const UPDATING: (f64, f64) = (0.15, 0.85);
@@ -273,6 +278,14 @@ pub fn train(
 
     // ---- what the run did, and the gate's evidence ----
     report.phase("evaluating", UPDATING.1);
+    let kept = keep_ability(
+        &mut learner,
+        model,
+        request,
+        &config,
+        vocabulary,
+        report.observer,
+    )?;
     let after = learner.score(&sequences, true, report.observer)?.logprobs;
     let changes = batch::changes(&steps, &selection, &layout, &prepared, &after);
     let candidate = evaluate::measure(&learner, request, &config, vocabulary, report.observer)?;
@@ -283,6 +296,7 @@ pub fn train(
         &changes, &selection, &layout, &prepared, &after,
     ));
     metrics.push(metric("kl_to_base", kl_to_base));
+    metrics.push(metric("change_kept", kept));
     let mut by_name = std::collections::BTreeMap::new();
     for entry in metrics {
         by_name.insert(entry.name, entry.value); // The latest value of a name is the run's.
@@ -293,12 +307,12 @@ pub fn train(
         version: request.version,
         dir: request.output_dir.clone(),
     };
-    let kept = ParentState {
+    let state = ParentState {
         critic: credit.critic,
         baseline,
         ..ParentState::default()
     };
-    learner.write_output(&adapter, kept)?;
+    learner.write_output(&adapter, state)?;
     report.phase("done", 1.0);
     Ok(TrainOutcome {
         run: request.run,
@@ -378,6 +392,37 @@ fn upstream_of(
             vec![out.chosen, out.rejected]
         }
     }
+}
+
+/// Goes back towards the parent as far as the probe asks for, and returns the share of
+/// the change that was kept.
+///
+/// A rise by `max_probe_rise` is what the gate allows at most: a smaller step that goes
+/// live teaches more than a larger one that is thrown away.
+fn keep_ability(
+    learner: &mut Learner<'_>,
+    model: &LoadedModel,
+    request: &TrainRequest,
+    config: &TrainConfig,
+    vocabulary: &dyn Vocabulary,
+    observer: &mut dyn Observer,
+) -> Result<f64, TrainError> {
+    let base = evaluate::probe(learner, false, vocabulary, observer)?;
+    let allowed = base * (1.0 + config.max_probe_rise);
+    let mut kept = 1.0;
+    if evaluate::probe(learner, true, vocabulary, observer)? <= allowed {
+        return Ok(kept);
+    }
+    let parent = Learner::new(model, request.parent.as_ref(), None, request.seed, config)?;
+    let candidate = learner.values()?;
+    for share in KEPT_SHARES {
+        kept = share;
+        learner.blend(&parent, &candidate, share)?;
+        if evaluate::probe(learner, true, vocabulary, observer)? <= allowed {
+            break;
+        }
+    }
+    Ok(kept)
 }
 
 /// KTO's weights, balanced over the examples that use it.

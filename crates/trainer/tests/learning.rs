@@ -377,6 +377,70 @@ fn one_run_raises_liked_and_corrected_and_lowers_disliked_answers() {
     }
 }
 
+/// Every text is a sentence of the same few tokens.
+struct Sentences;
+
+impl Vocabulary for Sentences {
+    fn answer(&self, text: &str) -> Result<Vec<u32>, Failure> {
+        Ids.answer(text)
+    }
+
+    fn text(&self, _: &str) -> Result<Vec<u32>, Failure> {
+        Ok((20..32).collect())
+    }
+
+    fn question(&self, text: &str) -> Result<Vec<u32>, Failure> {
+        Ids.question(text)
+    }
+
+    fn ends(&self) -> Vec<u32> {
+        Ids.ends()
+    }
+}
+
+#[test]
+fn a_run_that_costs_ability_keeps_only_as_much_change_as_fits() {
+    let model = tiny();
+    let run = |most: f64| {
+        let dir = tempfile::tempdir().expect("directory");
+        let mut request = request(dir.path(), 0, None, thumbs());
+        for (name, value) in [("max_probe_rise", most), ("retention_weight", 0.0)] {
+            request.overrides.insert(name.into(), json!(value));
+        }
+        let outcome = train(&model, &request, &Sentences, &mut Watch::default()).expect("trains");
+        let kept = outcome.metrics.iter().find(|m| m.name == "change_kept");
+        let evaluation = outcome.evaluation;
+        let rise = evaluation.probe_after / evaluation.probe_base - 1.0;
+        (kept.expect("reported").value, rise)
+    };
+    let (kept, rise) = run(1e6);
+    assert_eq!(kept, 1.0);
+    assert!(
+        rise > 0.0,
+        "the lesson costs nothing, so this shows nothing"
+    );
+    let (kept, smaller) = run(rise / 2.0);
+    assert!(kept < 1.0, "{kept}");
+    assert!(smaller <= rise / 2.0 + 1e-9, "{smaller} after {rise}");
+}
+
+#[test]
+fn a_liked_retry_is_raised_over_the_answer_it_replaces() {
+    let (model, dir) = (tiny(), tempfile::tempdir().expect("directory"));
+    let mut steps = thumbs();
+    // The second answer is to the first one's question.
+    steps[1].prompt_ids = steps[0].prompt_ids.clone();
+    let liked = steps[0].uid.clone();
+    let request = request(dir.path(), 0, None, steps);
+    let outcome = train(&model, &request, &Ids, &mut Watch::default()).expect("trains");
+    let pairs = outcome.metrics.iter().find(|m| m.name == "pairs_used");
+    assert_eq!(pairs.map(|m| m.value), Some(1.0));
+    assert!(outcome.used.contains(&liked), "both answers are used up");
+    assert_eq!(outcome.used.len(), 10);
+    let change = outcome.changes.iter().find(|c| c.uid == liked);
+    assert!(change.is_some_and(|c| c.reward > 0.0 && c.after > c.before));
+}
+
 #[test]
 fn a_run_that_is_interrupted_anywhere_ends_bit_for_bit_the_same() {
     let model = tiny();

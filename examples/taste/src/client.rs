@@ -61,6 +61,8 @@ impl Client {
             "temperature": temperature,
             "seed": seed,
             "max_tokens": 120,
+            // Another seed is another conversation, even under the same question.
+            "prompt_cache_key": format!("taste {seed} {prompt}"),
         });
         let reply = self.post("/v1/chat/completions", &body).await?;
         Ok(Answer {

@@ -4,8 +4,9 @@
 //! `/v1/feedback` and `/api/v1/training/runs`. The person asks everyday questions,
 //! gives 👍 to an answer that satisfies their rule and 👎 to one that does not. Where
 //! none of four answers satisfies it and the rule says what the person would have
-//! liked to read, they type that as a correction of each. Satisfaction is measured on
-//! held-out questions before and after.
+//! liked to read, they type that as a correction of each; where it does not say, they ask
+//! again a few times and give 👍 to the first answer they like. Satisfaction is measured
+//! on held-out questions before and after.
 
 mod client;
 mod rule;
@@ -29,6 +30,9 @@ const ROUND: usize = 12;
 /// Answers a person reads together. Where none of them is liked, they type what they
 /// would have liked to read instead of each, if their rule tells.
 const READ: usize = 4;
+/// How often a person asks again who likes none of the answers they read together and
+/// cannot say what they would rather read.
+const RETRIES: u64 = 3;
 /// Questions that are asked at the same time.
 const CONCURRENT: usize = 4;
 /// Sampling temperature of rated answers: enough variety to find what is liked.
@@ -182,9 +186,9 @@ async fn main() -> Result<()> {
                 .wrapping_add((report.rated + i) as u64);
             asked.push((question.as_str(), seed));
         }
-        let answers = ask_all(&client, asked.into_iter(), EXPLORE).await?;
-        let mut liked = 0;
-        for read in answers.chunks(READ) {
+        let answers = ask_all(&client, asked.iter().copied(), EXPLORE).await?;
+        let (mut liked, mut rated) = (0, size);
+        for (read, asked) in answers.chunks(READ).zip(asked.chunks(READ)) {
             let good: Vec<bool> = read.iter().map(|a| rule.satisfied_by(&a.text)).collect();
             let any = good.contains(&true);
             for (answer, good) in read.iter().zip(good) {
@@ -193,9 +197,31 @@ async fn main() -> Result<()> {
                 report.corrections += usize::from(correction.is_some());
                 client.rate(&answer.id, good, correction.as_deref()).await?;
             }
+            if any || rule.can_correct() {
+                continue;
+            }
+            let mut open = asked.to_vec();
+            for retry in 1..=RETRIES {
+                let again: Vec<(&str, u64)> = open
+                    .iter()
+                    .map(|&(question, seed)| (question, seed.wrapping_add(retry << 32)))
+                    .collect();
+                let mut still_open = Vec::new();
+                let retries = ask_all(&client, again.into_iter(), EXPLORE).await?;
+                for (answer, question) in retries.iter().zip(open) {
+                    if !rule.satisfied_by(&answer.text) {
+                        still_open.push(question);
+                    } else if report.rated + rated < arguments.budget {
+                        client.rate(&answer.id, true, None).await?;
+                        liked += 1;
+                        rated += 1;
+                    }
+                }
+                open = still_open;
+            }
         }
-        report.rated += size;
-        say(format!("rated {size} answers, {liked} liked; training"));
+        report.rated += rated;
+        say(format!("rated {rated} answers, {liked} liked; training"));
         match client.train().await {
             Ok(run) => {
                 let evaluation = &run["verdict"]["evaluation"];

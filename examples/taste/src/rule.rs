@@ -101,19 +101,35 @@ impl Rule {
             && !self.must_not_match.iter().any(|r| r.is_match(answer))
     }
 
+    /// Whether the person can say what they would rather read.
+    pub(crate) fn can_correct(&self) -> bool {
+        self.correction.is_some() || self.correction_suffix.is_some()
+    }
+
     /// What the person would have liked to read instead, if they can say it and it
     /// satisfies the rule itself.
     ///
     /// `correction` is a text in which `{answer}` stands for the answer's first
-    /// sentence; `correction_suffix` is put after that sentence.
+    /// sentence; `correction_suffix` is put after that sentence. A `correction` without
+    /// `{answer}` is what the person misses: they keep the first sentence beside it
+    /// where the rule allows that, for one and the same text under every question would
+    /// teach to say nothing else.
     pub(crate) fn correct(&self, answer: &str) -> Option<String> {
         let first = first_sentence(answer);
-        let text = match (&self.correction, &self.correction_suffix) {
-            (Some(text), _) => text.replace("{answer}", first),
-            (None, Some(suffix)) => format!("{first}{suffix}"),
+        let texts = match (&self.correction, &self.correction_suffix) {
+            (Some(text), _) if text.contains("{answer}") => vec![text.replace("{answer}", first)],
+            (Some(text), _) => {
+                let space = if text.contains('\n') { "\n" } else { " " };
+                vec![
+                    format!("{first}{space}{text}"),
+                    format!("{text}{space}{first}"),
+                    text.clone(),
+                ]
+            }
+            (None, Some(suffix)) => vec![format!("{first}{suffix}")],
             (None, None) => return None,
         };
-        self.satisfied_by(&text).then_some(text)
+        texts.into_iter().find(|text| self.satisfied_by(text))
     }
 }
 
@@ -183,6 +199,23 @@ mod tests {
         let rule =
             Rule::parse(r#"{"name":"x","max_words":1,"correction":"{answer}"}"#).expect("parses");
         assert_eq!(rule.correct("Two words."), None);
+    }
+
+    #[test]
+    fn a_fixed_correction_keeps_the_first_sentence_where_the_rule_allows_it() {
+        let rule = |json: &str| Rule::parse(json).expect("parses");
+        let greets = rule(r#"{"name":"g","must_match":["^Hello"],"correction":"Hello!"}"#);
+        assert_eq!(
+            greets.correct("Boil it. Peel it.").as_deref(),
+            Some("Hello! Boil it.")
+        );
+        let meows = rule(r#"{"name":"m","must_match":["Meow"],"correction":"Meow."}"#);
+        assert_eq!(
+            meows.correct("Boil it. Peel it.").as_deref(),
+            Some("Boil it. Meow.")
+        );
+        let terse = rule(r#"{"name":"t","max_words":1,"correction":"Yes."}"#);
+        assert_eq!(terse.correct("Boil it. Peel it.").as_deref(), Some("Yes."));
     }
 
     #[test]

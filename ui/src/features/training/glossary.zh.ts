@@ -74,6 +74,11 @@ export const CHINESE: Record<string, Omit<GlossaryEntry, 'name' | 'unit'> & { un
     explanation: '新旧模型在回答词元上的平均概率比。',
     normal: '在 1.0 附近浮动。',
   },
+  change_kept: {
+    title: '保留的改动',
+    explanation: '本课改动中被保留的比例；其余部分因损害通用能力而被收回。',
+    normal: '1.0。更低表示本课的改动被缩小了。',
+  },
   importance_weight: {
     title: '重要性权重',
     explanation: '对作答模型与被训练模型之差的平均修正。',
