@@ -27,6 +27,8 @@ use rule::Rule;
 
 /// Ratings between two training runs.
 const ROUND: usize = 12;
+/// Fewest ratings of a lesson: so few are not left over at the end.
+const LEAST: usize = 8;
 /// Answers a person reads together. Where none of them is liked, they type what they
 /// would have liked to read instead of each, if their rule tells.
 const READ: usize = 4;
@@ -176,7 +178,8 @@ async fn main() -> Result<()> {
     };
 
     while report.rated < arguments.budget {
-        let size = ROUND.min(arguments.budget - report.rated);
+        let left = arguments.budget - report.rated;
+        let size = if left < ROUND + LEAST { left } else { ROUND };
         let mut asked = Vec::with_capacity(size);
         for i in 0..size {
             let question = questions.next().context("there are no questions")?;
