@@ -377,7 +377,7 @@ fn one_run_raises_liked_and_corrected_and_lowers_disliked_answers() {
     }
 }
 
-/// Every text is a sentence of the same few tokens.
+/// Every text is the beginning of a disliked answer, so that a lesson makes it less likely.
 struct Sentences;
 
 impl Vocabulary for Sentences {
@@ -386,7 +386,7 @@ impl Vocabulary for Sentences {
     }
 
     fn text(&self, _: &str) -> Result<Vec<u32>, Failure> {
-        Ok((20..32).collect())
+        Ok(vec![11, 3, 43])
     }
 
     fn question(&self, text: &str) -> Result<Vec<u32>, Failure> {
