@@ -131,7 +131,7 @@ mod tests {
                 let words: Vec<&str> = text.split_whitespace().collect();
                 words.windows(5).any(|w| probe.contains(&w.join(" ")))
             };
-            assert!(!PROBE_TEXTS.iter().any(|probe| shared(&probe)), "{text}");
+            assert!(!PROBE_TEXTS.iter().any(shared), "{text}");
         }
     }
 }
