@@ -13,6 +13,9 @@ use crate::process::Process;
 /// How long the trainer may take to reach its next checkpoint when it is stopped.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// How often a run goes on from its checkpoint after its worker died.
+const RESTARTS: u32 = 2;
+
 /// What a person, or the end of the daemon, asks of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
@@ -35,11 +38,20 @@ pub enum Told {
     Paused(bool),
 }
 
-/// Trains in a worker of its own and returns how it ended.
+/// How one worker ended.
+enum End {
+    /// With a result, or a reason that another worker would meet too.
+    Answered(Result<TrainResult, Failure>),
+    /// It died; these are its last words.
+    Died(String),
+}
+
+/// Trains in a worker of its own and returns how it ended. A run whose worker dies goes
+/// on from its last checkpoint in a new one, twice at most.
 ///
 /// # Errors
 /// `Unavailable` when the worker cannot start, `BadModelFile` when it cannot load the
-/// model, `Internal` with its last words when it dies, `Cancelled` when stopped.
+/// model, `Internal` with its last words when it keeps dying, `Cancelled` when stopped.
 pub async fn train(
     settings: WorkerSettings,
     request: TrainRequest,
@@ -47,22 +59,50 @@ pub async fn train(
     mut activity: watch::Receiver<bool>,
     mut tell: impl FnMut(Told),
 ) -> Result<TrainResult, Failure> {
+    let mut restarts = 0;
+    loop {
+        let end = attempt(&settings, &request, &mut wishes, &mut activity, &mut tell).await?;
+        match end {
+            End::Answered(result) => return result,
+            End::Died(words) if restarts < RESTARTS => {
+                restarts += 1;
+                tracing::warn!(
+                    run = request.run,
+                    words,
+                    restarts,
+                    "the training worker died; the run goes on from its last checkpoint"
+                );
+            }
+            End::Died(words) => {
+                return Err(Failure::new(
+                    Code::Internal,
+                    format!(
+                        "the training worker died {} times ({words}); all ratings are kept",
+                        restarts + 1
+                    ),
+                ));
+            }
+        }
+    }
+}
+
+async fn attempt(
+    settings: &WorkerSettings,
+    request: &TrainRequest,
+    wishes: &mut mpsc::UnboundedReceiver<Wish>,
+    activity: &mut watch::Receiver<bool>,
+    tell: &mut impl FnMut(Told),
+) -> Result<End, Failure> {
     let mut process = Process::spawn(&[WorkerRole::Train])?;
     process.send(Command::Start {
         protocol: PROTOCOL,
-        settings: Box::new(settings),
+        settings: Box::new(settings.clone()),
     });
-    let mut request = Some(request);
+    let mut request = Some(request.clone());
     let outcome = loop {
         tokio::select! {
             report = process.reports.recv() => match report {
-                None => {
-                    let words = process.died().await;
-                    return Err(Failure::new(
-                        Code::Internal,
-                        format!("the training worker died ({words}); its last checkpoint and all ratings are kept"),
-                    ));
-                }
+                None => return Ok(End::Died(process.died().await)),
                 Some(Report::Ready { .. }) => {
                     if let Some(request) = request.take() {
                         process.send(Command::Train { request: Box::new(request) });
@@ -91,5 +131,5 @@ pub async fn train(
         }
     };
     process.shutdown(GRACE).await;
-    outcome
+    Ok(End::Answered(outcome))
 }
