@@ -206,9 +206,14 @@ async fn a_day() -> Result<()> {
     until("the next serving worker", async || {
         let status = daemon.get("/api/v1/status").await?;
         let pid = status["worker"]["pid"].as_u64();
-        Ok(pid.filter(|pid| *pid != u64::from(server)))
+        let next = pid.is_some_and(|pid| pid != u64::from(server));
+        Ok(next.then(|| status["worker"]["restarts"].clone()))
     })
-    .await?;
+    .await
+    .and_then(|restarts| {
+        ensure!(restarts == 1, "the restart is told: {restarts}");
+        Ok(())
+    })?;
     // Ten and the afternoon's twelve stay below the number from which some are held out:
     // ratings by turns teach nothing that held-out ones could confirm.
     for (i, answer) in answers.iter().take(10).enumerate() {

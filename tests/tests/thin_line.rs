@@ -1,6 +1,7 @@
 //! The whole path through public interfaces only, on the real model: an answer is
 //! served, logged, rated, learned from, served better, and the adapter exported.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -273,21 +274,30 @@ async fn a_wrong_token_is_refused_in_each_dialect() -> Result<()> {
     daemon.stop().await
 }
 
+/// What `spotter` says when it refuses `arguments` with exit code 1.
+async fn refusal(arguments: &[&str], data_dir: &Path) -> Result<String> {
+    let output = tokio::process::Command::new(binary("spotter")?)
+        .args(arguments)
+        .arg("--data-dir")
+        .arg(data_dir)
+        .env("SPOTTER_TOKEN", "t")
+        .output()
+        .await?;
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    let code = output.status.code();
+    ensure!(code == Some(1), "exit code {code:?}: {said}");
+    Ok(said)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_daemon_on_one_directory_is_refused() -> Result<()> {
     let daemon = Daemon::start("tiny").await?;
-    let output = tokio::process::Command::new(binary("spotter")?)
-        .args(["serve", "--port", "0", "--model", "tiny", "--data-dir"])
-        .arg(&daemon.data_dir)
-        .env("SPOTTER_TOKEN", "other")
-        .output()
-        .await?;
-    ensure!(
-        output.status.code() == Some(1),
-        "exit code {:?}",
-        output.status.code()
-    );
-    let message = String::from_utf8_lossy(&output.stderr);
+    let message = refusal(
+        &["serve", "--port", "0", "--model", "tiny"],
+        &daemon.data_dir,
+    )
+    .await?;
     ensure!(
         message.contains(&daemon.pid().context("pid")?.to_string()),
         "the message names the process that holds the directory: {message}"
@@ -298,29 +308,11 @@ async fn a_second_daemon_on_one_directory_is_refused() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_taken_port_is_reported_with_the_next_free_one() -> Result<()> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
-    let port = listener.local_addr()?.port();
+    let port = listener.local_addr()?.port().to_string();
     let data = tempfile::tempdir()?;
-    let output = tokio::process::Command::new(binary("spotter")?)
-        .args([
-            "serve",
-            "--model",
-            "tiny",
-            "--port",
-            &port.to_string(),
-            "--data-dir",
-        ])
-        .arg(data.path())
-        .env("SPOTTER_TOKEN", "t")
-        .output()
-        .await?;
+    let message = refusal(&["serve", "--model", "tiny", "--port", &port], data.path()).await?;
     ensure!(
-        output.status.code() == Some(1),
-        "exit code {:?}",
-        output.status.code()
-    );
-    let message = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        message.contains(&port.to_string()),
+        message.contains(&port),
         "the message names the port: {message}"
     );
     ensure!(message.contains("--port"), "and says what to do: {message}");
@@ -330,33 +322,19 @@ async fn a_taken_port_is_reported_with_the_next_free_one() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bad_model_file_is_named() -> Result<()> {
     let data = tempfile::tempdir()?;
-    let file = data.path().join("broken.gguf");
+    let broken = data.path().join("broken.gguf");
     std::fs::write(
-        &file,
+        &broken,
         b"GGUF\x03\x00\x00\x00 and then nothing that makes sense",
     )?;
-    for (path, word) in [
-        (file.as_path(), "broken.gguf"),
-        (&data.path().join("absent.gguf"), "absent.gguf"),
-    ] {
-        let output = tokio::process::Command::new(binary("spotter")?)
-            .args(["model", "import", "--json"])
-            .arg(path)
-            .env("SPOTTER_DATA_DIR", data.path().join("data"))
-            .env("SPOTTER_TOKEN", "t")
-            .output()
-            .await?;
+    for file in ["broken.gguf", "absent.gguf"] {
+        let path = data.path().join(file);
+        let path = path.to_str().context("a readable path")?;
+        let message = refusal(&["model", "import", path], &data.path().join("data")).await?;
         ensure!(
-            output.status.code() == Some(1),
-            "exit code {:?}",
-            output.status.code()
+            message.contains(file),
+            "the message names the file: {message}"
         );
-        let text = format!(
-            "{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
-        ensure!(text.contains(word), "the message names the file: {text}");
     }
     Ok(())
 }

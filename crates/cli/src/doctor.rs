@@ -58,38 +58,31 @@ pub(crate) async fn run(
 fn alone(data_dir: &DataDir, why: &anyhow::Error) -> Vec<Check> {
     let machine = hardware::probe(&data_dir.root);
     let models = catalog::installed(data_dir);
-    let check = |name: &str, ok: bool, message: String, advice: Option<&str>| Check {
-        name: name.to_owned(),
-        ok,
-        level: if ok { "info" } else { "warn" }.to_owned(),
-        message,
-        advice: advice.filter(|_| !ok).map(str::to_owned),
-    };
     let names: Vec<_> = models.iter().map(|model| model.name.as_str()).collect();
     let gpus: Vec<_> = machine.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
     vec![
         Check {
             level: "error".to_owned(),
-            ..check(
+            ..Check::new(
                 "daemon",
                 false,
                 format!("{why:#}"),
                 Some("Start it with `spotter serve`."),
             )
         },
-        check(
+        Check::new(
             "data directory",
             true,
             data_dir.root.display().to_string(),
             None,
         ),
-        check(
+        Check::new(
             "disk",
             machine.disk_free_bytes > LITTLE,
             format!("{} free", catalog::size(machine.disk_free_bytes)),
             Some("Free some space: adapters and recordings need it."),
         ),
-        check(
+        Check::new(
             "machine",
             true,
             format!(
@@ -105,7 +98,7 @@ fn alone(data_dir: &DataDir, why: &anyhow::Error) -> Vec<Check> {
             ),
             None,
         ),
-        check(
+        Check::new(
             "models",
             !names.is_empty(),
             if names.is_empty() {

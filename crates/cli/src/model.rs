@@ -10,7 +10,6 @@ use spotter_daemon::catalog::{self, Catalog, Entry};
 use spotter_daemon::data_dir::DataDir;
 use spotter_daemon::download::{self, Phase, Progress};
 use spotter_daemon::hardware;
-use spotter_gateway::control::dto::{Fits, Model as Row};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Model;
@@ -101,40 +100,7 @@ pub(crate) async fn fetch(
 
 fn list(data_dir: &DataDir, output: Output) {
     let machine = hardware::probe(&data_dir.root);
-    let installed = catalog::installed(data_dir);
-    let state = |name: &str| {
-        let here = installed.iter().any(|model| model.name == name);
-        if here { "installed" } else { "available" }.to_owned()
-    };
-    let mut rows: Vec<Row> = Catalog::embedded()
-        .entries
-        .iter()
-        .map(|entry| Row {
-            name: entry.name.clone(),
-            title: entry.title.clone(),
-            source: entry.origin(),
-            licence: entry.licence.clone(),
-            size_bytes: entry.size_bytes(),
-            context_length: entry.context_length,
-            parameters: entry.parameters,
-            state: state(&entry.name),
-            fits: catalog::fits(entry, &machine),
-            ..Row::default()
-        })
-        .collect();
-    for model in &installed {
-        if Catalog::embedded().get(&model.name).is_none() {
-            rows.push(Row {
-                name: model.name.clone(),
-                title: model.name.clone(),
-                source: "imported".to_owned(),
-                size_bytes: model.size_bytes,
-                state: "installed".to_owned(),
-                fits: Fits::default(),
-                ..Row::default()
-            });
-        }
-    }
+    let rows = catalog::listing(&catalog::installed(data_dir), &machine);
     let items: Vec<Value> = rows.iter().map(|row| json!(row)).collect();
     output.result(
         &json!({"items": items, "hardware": machine.to_json()}),

@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 use spotter_core::Code;
 use spotter_core::code::Failure;
-use spotter_gateway::control::dto::Fits;
+use spotter_gateway::control::dto::{Fits, Model};
 
 use crate::data_dir::{DataDir, create_private};
 use crate::hardware::Hardware;
@@ -334,6 +334,40 @@ pub fn check_gguf(path: &Path) -> Result<(), Failure> {
         ));
     }
     Ok(())
+}
+
+/// The catalogue's models and the imported ones, each `installed` or `available`.
+pub fn listing(installed: &[Installed], hardware: &Hardware) -> Vec<Model> {
+    let catalog = Catalog::embedded();
+    let mut models: Vec<Model> = catalog
+        .entries
+        .iter()
+        .map(|entry| {
+            let here = installed.iter().any(|model| model.name == entry.name);
+            Model {
+                name: entry.name.clone(),
+                title: entry.title.clone(),
+                source: entry.origin(),
+                licence: entry.licence.clone(),
+                size_bytes: entry.size_bytes(),
+                context_length: entry.context_length,
+                parameters: entry.parameters,
+                state: if here { "installed" } else { "available" }.to_owned(),
+                fits: fits(entry, hardware),
+                ..Model::default()
+            }
+        })
+        .collect();
+    let imported = installed.iter().filter(|m| catalog.get(&m.name).is_none());
+    models.extend(imported.map(|model| Model {
+        name: model.name.clone(),
+        title: model.name.clone(),
+        source: model.path.to_string_lossy().into_owned(),
+        size_bytes: model.size_bytes,
+        state: "installed".to_owned(),
+        ..Model::default()
+    }));
+    models
 }
 
 /// Whether a model fits this machine, for serving and for training, with the sum in words.

@@ -854,48 +854,15 @@ impl Control for Daemon {
         let active = self.model_name();
         let installed = catalog::installed(&self.data_dir);
         let downloads = lock(&self.downloads);
-        let mut items: Vec<Model> = Catalog::embedded()
-            .entries
-            .iter()
-            .map(|entry| {
-                let here = installed.iter().any(|i| i.name == entry.name);
-                let download = downloads.get(&entry.name);
-                let state = match download {
-                    Some(d) if !here => d.state,
-                    _ if entry.name == active => "active",
-                    _ if here => "installed",
-                    _ => "available",
-                };
-                Model {
-                    name: entry.name.clone(),
-                    title: entry.title.clone(),
-                    source: entry.origin(),
-                    licence: entry.licence.clone(),
-                    size_bytes: entry.size_bytes(),
-                    context_length: entry.context_length,
-                    parameters: entry.parameters,
-                    state: state.to_owned(),
-                    progress: download.filter(|_| !here).map(|d| d.progress.clone()),
-                    error: download.and_then(|d| d.error.clone()),
-                    fits: catalog::fits(entry, &machine),
-                }
-            })
-            .collect();
-        for model in installed {
-            if items.iter().all(|i| i.name != model.name) {
-                let state = if model.name == active {
-                    "active"
-                } else {
-                    "installed"
-                };
-                items.push(Model {
-                    title: model.name.clone(),
-                    source: model.path.to_string_lossy().into_owned(),
-                    size_bytes: model.size_bytes,
-                    state: state.to_owned(),
-                    name: model.name,
-                    ..Model::default()
-                });
+        let mut items = catalog::listing(&installed, &machine);
+        for item in &mut items {
+            let here = item.state == "installed";
+            if let Some(download) = downloads.get(&item.name).filter(|_| !here) {
+                item.state = download.state.to_owned();
+                item.progress = Some(download.progress.clone());
+                item.error = download.error.clone();
+            } else if item.name == active {
+                item.state = "active".to_owned();
             }
         }
         if items.iter().all(|i| i.name != active) && !active.is_empty() {
@@ -1055,13 +1022,6 @@ impl Control for Daemon {
     async fn doctor(&self) -> Result<Vec<Check>, Failure> {
         let status = self.status().await?;
         let machine = hardware::probe(&self.data_dir.root);
-        let check = |name: &str, ok: bool, message: String, advice: Option<&str>| Check {
-            name: name.to_owned(),
-            ok,
-            level: if ok { "info" } else { "warn" }.to_owned(),
-            message,
-            advice: advice.filter(|_| !ok).map(str::to_owned),
-        };
         let gib = |bytes: u64| bytes as f64 / f64::from(1u32 << 30);
         let gpu = if machine.gpus.is_empty() {
             "No NVIDIA GPU was found; serving and training use the CPU.".to_owned()
@@ -1074,8 +1034,8 @@ impl Control for Daemon {
                 .join(", ")
         };
         let mut checks = vec![
-            check("gateway", true, format!("Listening on {}.", self.url), None),
-            check(
+            Check::new("gateway", true, format!("Listening on {}.", self.url), None),
+            Check::new(
                 "model",
                 status.model.state == "ready",
                 status
@@ -1087,7 +1047,7 @@ impl Control for Daemon {
                     "Choose another model on the Models page, or `spotter model pull smollm2-135m-instruct`.",
                 ),
             ),
-            check(
+            Check::new(
                 "worker",
                 status.worker.last_crash.is_none(),
                 match &status.worker.last_crash {
@@ -1099,7 +1059,7 @@ impl Control for Daemon {
                 },
                 Some("See the log in the data directory."),
             ),
-            check(
+            Check::new(
                 "memory",
                 machine.memory_free_bytes > 1 << 30,
                 format!(
@@ -1109,7 +1069,7 @@ impl Control for Daemon {
                 ),
                 Some("Close other programs before training."),
             ),
-            check(
+            Check::new(
                 "disk",
                 status.disk.free_bytes > 1 << 30 && status.disk.recording_stopped.is_none(),
                 format!(
@@ -1119,19 +1079,19 @@ impl Control for Daemon {
                 ),
                 Some("Free some space; recording goes on by itself then."),
             ),
-            check(
+            Check::new(
                 "processor",
                 true,
                 format!("{} cores. {gpu}", machine.cores),
                 None,
             ),
-            check("training", true, status.training.reason.clone(), None),
+            Check::new("training", true, status.training.reason.clone(), None),
         ];
         let token = match &self.token_place {
             None => "No token is asked for; only this machine can reach Spotter.".to_owned(),
             Some(place) => format!("The token is in {place}."),
         };
-        checks.push(check("token", true, token, None));
+        checks.push(Check::new("token", true, token, None));
         Ok(checks)
     }
 

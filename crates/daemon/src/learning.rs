@@ -720,7 +720,7 @@ mod tests {
                 source: RewardSource::User,
                 credit: 1.0,
             }),
-            correction: (i % 5 == 0).then(|| "better".to_owned()),
+            correction: i.is_multiple_of(5).then(|| "better".to_owned()),
         }
     }
 

@@ -84,7 +84,7 @@ async fn d03_tool_calls_are_structured_and_leave_no_text() {
     gateway.engine.push(Reply {
         tool_calls: vec![
             ("exec".into(), r#"{"command":"date"}"#.into()),
-            ("read".into(), r#"{"path":"/tmp/x"}"#.into()),
+            ("read".into(), r#"{"path":"notes/x"}"#.into()),
         ],
         ..Reply::default()
     });

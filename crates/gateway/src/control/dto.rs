@@ -829,6 +829,19 @@ pub struct Check {
     pub advice: Option<String>,
 }
 
+impl Check {
+    /// A check that warns when it is not well; advice is given only then.
+    pub fn new(name: &str, ok: bool, message: String, advice: Option<&str>) -> Self {
+        Self {
+            name: name.to_owned(),
+            ok,
+            level: if ok { "info" } else { "warn" }.to_owned(),
+            message,
+            advice: advice.filter(|_| !ok).map(str::to_owned),
+        }
+    }
+}
+
 /// All checks.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct Doctor {
