@@ -169,34 +169,49 @@ pub(crate) fn quantise_row(block: BlockType, values: &[f32], bytes: &mut [u8]) {
     }
 }
 
+/// Dot product for use inside a [`multiversion`] function: in 32 partial sums, which
+/// are added pairwise.
+#[inline(always)]
+pub(crate) fn dot_here(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0f32; 32];
+    let (ac, bc) = (a.chunks_exact(32), b.chunks_exact(32));
+    let (ar, br) = (ac.remainder(), bc.remainder());
+    for (a, b) in ac.zip(bc) {
+        for i in 0..32 {
+            sums[i] = a[i].mul_add(b[i], sums[i]);
+        }
+    }
+    let mut total = 0f32;
+    for (a, b) in ar.iter().zip(br) {
+        total += a * b;
+    }
+    for width in [16, 8, 4, 2, 1] {
+        for i in 0..width {
+            sums[i] += sums[i + width];
+        }
+    }
+    total + sums[0]
+}
+
+/// `y += a * x` for use inside a [`multiversion`] function.
+#[inline(always)]
+pub(crate) fn axpy_here(a: f32, x: &[f32], y: &mut [f32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = a.mul_add(*x, *y);
+    }
+}
+
 multiversion! {
-    /// Dot product, in sixteen partial sums.
+    /// Dot product.
     pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
-        let mut sums = [0f32; 32];
-        let (ac, bc) = (a.chunks_exact(32), b.chunks_exact(32));
-        let (ar, br) = (ac.remainder(), bc.remainder());
-        for (a, b) in ac.zip(bc) {
-            for i in 0..32 {
-                sums[i] = a[i].mul_add(b[i], sums[i]);
-            }
-        }
-        let mut total = 0f32;
-        for (a, b) in ar.iter().zip(br) {
-            total += a * b;
-        }
-        for s in sums {
-            total += s;
-        }
-        total
+        dot_here(a, b)
     }
 }
 
 multiversion! {
     /// `y += a * x`.
     pub(crate) fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
-        for (y, x) in y.iter_mut().zip(x) {
-            *y = a.mul_add(*x, *y);
-        }
+        axpy_here(a, x, y);
     }
 }
 

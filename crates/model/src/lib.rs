@@ -4,6 +4,7 @@
 //! - [`config`], [`weights`]: an architecture's numbers; weights as they lie in a file.
 //! - [`transformer`]: [`Model`], the ragged batch with its prefix forest, gradients.
 //! - [`linear`], `ops`, `attention`: operations with their backward.
+//! - `decode`, `lockstep`, `vec_dot`: the same forward for a few rows, as decoding needs it.
 //! - [`kv`]: paged keys and values.
 //! - [`lora`], [`adapter_file`], [`export`]: adapters in memory, on disk, and in the forms
 //!   that other programs read.
@@ -14,6 +15,7 @@
 pub mod adapter_file;
 mod attention;
 pub mod config;
+mod decode;
 mod dequantise;
 mod error;
 pub mod export;
@@ -22,11 +24,13 @@ pub mod gguf;
 pub mod kv;
 pub mod linear;
 pub mod load;
+mod lockstep;
 pub mod lora;
 mod ops;
 pub mod template;
 pub mod tokenizer;
 pub mod transformer;
+mod vec_dot;
 pub mod weights;
 
 pub use error::{ModelError, Result};

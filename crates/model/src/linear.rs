@@ -2,7 +2,7 @@
 //!
 //! `y = x Wᵀ + b + scale · (x Aᵀ) Bᵀ` (LoRA: Hu et al. 2021, arXiv:2106.09685).
 //! `W` stays as it lies in the file: many rows go through block-wise dequantised f32
-//! GEMM, few rows through dequantised dot products. Activations are never quantised,
+//! GEMM, few rows through dot products with the stored blocks. Activations are never quantised,
 //! so serving and training compute the same numbers. The backward forms `g W` and the
 //! gradients of `A` and `B`; no gradient of `W` or `b` exists.
 #![allow(unsafe_code)]
@@ -16,10 +16,13 @@ use candle_core::{
 use rayon::prelude::*;
 
 use crate::dequantise::{dot, row_to_f32};
+use crate::vec_dot::{MAX_ROWS, rows_dot};
 use crate::weights::WeightView;
 
 /// Fewest rows for which GEMM beats row-wise dot products.
-const GEMM_ROWS: usize = 8;
+const GEMM_ROWS: usize = MAX_ROWS + 1;
+/// Fewest multiplications worth a task of their own.
+const TASK: usize = 64 * 1024;
 /// Bytes of one dequantised panel: small enough for a core's second-level cache.
 const PANEL_BYTES: usize = 1 << 20;
 
@@ -116,6 +119,11 @@ impl Linear {
         self.weight.cols
     }
 
+    /// The bias, if there is one.
+    pub(crate) fn bias(&self) -> Option<&[f32]> {
+        self.bias.as_deref()
+    }
+
     /// The stored weight.
     pub fn weight(&self) -> &WeightView {
         &self.weight
@@ -138,15 +146,18 @@ impl Linear {
         let m = x.len() / k;
         let out = Shared(y.as_mut_ptr());
         if m < GEMM_ROWS {
-            let step = n.div_ceil(8 * rayon::current_num_threads()).max(8);
+            let even = n.div_ceil(8 * rayon::current_num_threads());
+            let step = even.max(TASK / (k * m)).max(1);
             (0..n.div_ceil(step)).into_par_iter().for_each_init(
-                || vec![0f32; k],
-                |w, task| {
-                    for row in task * step..((task + 1) * step).min(n) {
-                        row_to_f32(self.weight.block, self.weight.row(row), w);
-                        for (i, x) in x.chunks_exact(k).enumerate() {
+                || vec![0f32; step * m],
+                |dots, task| {
+                    let rows = task * step..((task + 1) * step).min(n);
+                    let dots = &mut dots[..rows.len() * m];
+                    rows_dot(&self.weight, rows.clone(), x, dots);
+                    for (row, dots) in rows.zip(dots.chunks_exact(m)) {
+                        for (i, y) in dots.iter().enumerate() {
                             // SAFETY: element (i, row) belongs to this task alone.
-                            unsafe { *out.get().add(i * n + row) = dot(x, w) };
+                            unsafe { *out.get().add(i * n + row) = *y };
                         }
                     }
                 },

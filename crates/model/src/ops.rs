@@ -19,7 +19,7 @@ use crate::linear::{Linear, slice};
 const GRAIN: usize = 16 * 1024;
 
 multiversion! {
-    fn rms_row(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]) {
+    pub(crate) fn rms_row(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]) {
         let r = inverse_rms(x, eps);
         for i in 0..x.len() {
             y[i] = x[i] * r * w[i];
@@ -158,6 +158,21 @@ impl RopeTable {
         }
         Self { cos, sin, half }
     }
+
+    /// Rotates every head of `x`, which is row `row` of the batch.
+    pub(crate) fn rotate(&self, row: usize, x: &mut [f32]) {
+        let half = self.half;
+        let cos = &self.cos[row * half..(row + 1) * half];
+        let sin = &self.sin[row * half..(row + 1) * half];
+        for head in x.chunks_exact_mut(2 * half) {
+            let (a, b) = head.split_at_mut(half);
+            for j in 0..half {
+                let (x, y) = (a[j], b[j]);
+                a[j] = x * cos[j] - y * sin[j];
+                b[j] = y * cos[j] + x * sin[j];
+            }
+        }
+    }
 }
 
 /// Rotates pairs (i, i + half) of every head: `x` is `[rows, heads * head_dim]`.
@@ -221,7 +236,7 @@ impl CustomOp1 for Rope {
 }
 
 multiversion! {
-    fn swiglu_chunk(a: &[f32], b: &[f32], y: &mut [f32]) {
+    pub(crate) fn swiglu_chunk(a: &[f32], b: &[f32], y: &mut [f32]) {
         for i in 0..y.len() {
             y[i] = a[i] / (1.0 + exp(-a[i])) * b[i];
         }

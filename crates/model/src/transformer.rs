@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Device, Tensor, Var};
 
 use crate::attention::{Plan, SegmentPlan, attention};
 use crate::config::Config;
+use crate::decode::{LayerWeights, Step};
 use crate::dequantise::row_to_f32;
 use crate::error::{ModelError, Result};
 use crate::kv::KvPool;
@@ -104,6 +105,8 @@ struct Weights {
     norm: Arc<[f32]>,
     head: Arc<Linear>,
     pool: rayon::ThreadPool,
+    /// Held during a decoding step, which needs all threads of the pool together.
+    stepping: Mutex<()>,
 }
 
 /// A frozen base model. Cloning shares the weights.
@@ -123,6 +126,16 @@ struct Context {
     rope: Arc<RopeTable>,
     writes: Vec<(Range<usize>, Vec<Range<usize>>)>,
     tokens: Vec<u32>,
+}
+
+impl Context {
+    /// Whether an adapter of the batch has variables, whose gradients somebody may want.
+    fn is_trained(&self) -> bool {
+        self.groups
+            .iter()
+            .filter_map(|g| g.adapter.as_ref())
+            .any(|a| !a.vars().is_empty())
+    }
 }
 
 impl Model {
@@ -206,6 +219,7 @@ impl Model {
             embedding,
             layers,
             pool,
+            stepping: Mutex::new(()),
         })))
     }
 
@@ -251,14 +265,52 @@ impl Model {
     /// # Errors
     /// When the batch is malformed or memory cannot be had.
     pub fn forward(&self, batch: &Batch, pool: Option<&KvPool>) -> Result<Tensor> {
+        let context = self.context(batch, pool)?;
+        if Step::fits(&context.plan) && !context.is_trained() {
+            return self.step(&context, pool);
+        }
         self.install(|| {
-            let context = self.context(batch, pool)?;
             let mut x = self.embed(&context.tokens)?;
             for layer in 0..self.0.layers.len() {
                 x = self.layer(layer, &x, &context, pool)?;
             }
             Ok(rms_norm(&x, &self.0.norm, self.0.config.norm_eps)?)
         })
+    }
+
+    /// [`Self::forward`] for a few sequences with one new token each.
+    fn step(&self, context: &Context, pool: Option<&KvPool>) -> Result<Tensor> {
+        let w = &*self.0;
+        let layers = w.layers.iter().map(|l| LayerWeights {
+            attention_norm: &l.attention_norm,
+            mlp_norm: &l.mlp_norm,
+            q_norm: l.q_norm.as_deref(),
+            k_norm: l.k_norm.as_deref(),
+            linears: &l.linears,
+        });
+        let adapters = context
+            .groups
+            .iter()
+            .flat_map(|g| g.rows.clone().map(|_| g.adapter.as_ref()));
+        let writes = context
+            .writes
+            .iter()
+            .flat_map(|(rows, runs)| rows.clone().zip(runs.iter().cloned().flatten()));
+        let step = Step {
+            config: &w.config,
+            layers: layers.collect(),
+            norm: &w.norm,
+            plan: &context.plan,
+            rope: &context.rope,
+            writes: writes.collect(),
+            pool,
+            adapters: adapters.collect(),
+        };
+        let x = self.embed_values(&context.tokens);
+        let _alone = w.stepping.lock().unwrap_or_else(PoisonError::into_inner);
+        let hidden = self.install(|| step.run(x))?;
+        let shape = (context.tokens.len(), w.config.hidden);
+        Ok(Tensor::from_vec(hidden, shape, &Device::Cpu)?)
     }
 
     /// Logits `[m, vocabulary]` of hidden rows `[m, hidden]`.
@@ -343,6 +395,15 @@ impl Model {
     }
 
     fn embed(&self, tokens: &[u32]) -> Result<Tensor> {
+        let shape = (tokens.len(), self.0.config.hidden);
+        Ok(Tensor::from_vec(
+            self.embed_values(tokens),
+            shape,
+            &Device::Cpu,
+        )?)
+    }
+
+    fn embed_values(&self, tokens: &[u32]) -> Vec<f32> {
         let hidden = self.0.config.hidden;
         let mut x = vec![0f32; tokens.len() * hidden];
         for (row, token) in x.chunks_exact_mut(hidden).zip(tokens) {
@@ -352,7 +413,7 @@ impl Model {
                 row,
             );
         }
-        Ok(Tensor::from_vec(x, (tokens.len(), hidden), &Device::Cpu)?)
+        x
     }
 
     fn context(&self, batch: &Batch, pool: Option<&KvPool>) -> Result<Context> {
